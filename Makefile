@@ -1,0 +1,49 @@
+# Everything runs in .venv, which is made on first use and brought up to date
+# only when pyproject.toml or constraints.txt change.
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+# Two test workers on two cores: more threads would only fight each other.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+.DEFAULT_GOAL := help
+.PHONY: help install lint test test-all demo bench format clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+install: $(STAMP) ## Make .venv and install the package with its development tools
+
+# Without the constraint, pip would fetch a build of torch with gigabytes of GPU libraries.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+lint: $(STAMP) ## Check style, formatting, types and the direction of imports
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint ## Lint, then run the tests except those marked slow
+	$(PYTEST) -m "not slow"
+
+test-all: lint ## Lint, then run every test
+	$(PYTEST)
+
+demo: $(STAMP) ## Show the library at work
+	$(BIN)/python -m spectralclip.demo
+
+bench: $(STAMP) ## Measure extraction side by side with its peers
+	$(BIN)/python -m benchmarks.extraction
+
+format: $(STAMP) ## Fix formatting and what the linter can fix
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean: ## Remove .venv, caches and built files
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests tools benchmarks experiments -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
