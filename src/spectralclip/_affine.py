@@ -1,0 +1,422 @@
+"""A layer as a pure affine function of its input and its parameters.
+
+Everything else in the library evaluates layers through `AffineFunction` alone. It takes
+batch norm, dropout and the like with their evaluation semantics, computes in float32 where
+the weights are in half precision, and leaves the layer exactly as it found it: parameters
+are handed to `torch.func.functional_call` as detached tensors, so that no `.grad`, no
+buffer and no training flag of the layer changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+Layer: TypeAlias = nn.Module | Callable[[Tensor], Tensor] | Sequence[Any]
+"""A module, an affine callable on batches, or a sequence of them (their composition)."""
+
+HALF_PRECISION = (torch.float16, torch.bfloat16)
+
+
+class NotAffineError(ValueError):
+    """The layer's output is not an affine function of its input."""
+
+
+def describe(layer: object) -> str:
+    """A short name for error messages: the module's own one-line form, or its type."""
+    if isinstance(layer, nn.Module):
+        text = " ".join(repr(layer).split())
+        return text if len(text) <= 100 else f"{type(layer).__name__}(...)"
+    if isinstance(layer, Sequence):
+        return "[" + ", ".join(describe(part) for part in layer) + "]"
+    return getattr(layer, "__name__", None) or type(layer).__name__
+
+
+@contextmanager
+def evaluation_mode(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Switch modules to evaluation for the block, flag by flag, and back.
+
+    `Module.eval()` is not called: it is often overridden, and its inverse is not known.
+    """
+    training = [part for module in modules for part in module.modules() if part.training]
+    for part in training:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One part of a composition.
+
+    Attributes:
+        name: Its place in the composition, as `nn.Sequential` would name it ("" if alone).
+        layer: The module or callable.
+        parameters: For each of the module's own parameter and buffer names, the name in the
+            whole composition under which the value is found. Parts that share a parameter
+            share its name.
+    """
+
+    name: str
+    layer: nn.Module | Callable[[Tensor], Tensor]
+    parameters: Mapping[str, str]
+
+    def __call__(self, values: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Evaluate on a batch, with the given parameter and buffer values."""
+        if not isinstance(self.layer, nn.Module):
+            return self.layer(x)
+        own = {name: values[whole] for name, whole in self.parameters.items()}
+        if isinstance(self.layer, (nn.Embedding, nn.EmbeddingBag)):
+            return _embed_one_hot(self.layer, own["weight"], x)
+        if isinstance(self.layer, torch.jit.ScriptModule):
+            # Its parameters cannot be exchanged from outside: it is called as it is.
+            return self.layer(x)  # type: ignore[no-any-return]
+        return torch.func.functional_call(self.layer, own, (x,))
+
+
+def _embed_one_hot(layer: nn.Embedding | nn.EmbeddingBag, weight: Tensor, x: Tensor) -> Tensor:
+    """An embedding as the linear map that it is on one-hot rows."""
+    if layer.max_norm is not None:
+        norms = torch.linalg.vector_norm(weight, ord=layer.norm_type, dim=1, keepdim=True)
+        weight = weight * torch.clamp(layer.max_norm / norms.clamp_min(1e-7), max=1.0)
+    rows = x @ weight
+    if isinstance(layer, nn.Embedding):
+        return rows
+    if layer.mode == "max":
+        raise NotAffineError(f"{describe(layer)} takes a maximum, which is not affine.")
+    return rows.sum(-2) if layer.mode == "sum" else rows.mean(-2)
+
+
+def _flatten(layer: Layer, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The parts of nested sequences and plain `nn.Sequential`s, with their names."""
+    plain_sequential = type(layer) is nn.Sequential and not (
+        layer._forward_hooks or layer._forward_pre_hooks
+    )
+    if plain_sequential or (isinstance(layer, Sequence) and not isinstance(layer, str)):
+        for index, part in enumerate(layer):  # type: ignore[arg-type]
+            yield from _flatten(part, f"{name}.{index}" if name else str(index))
+    elif callable(layer):
+        yield name, layer
+    else:
+        raise TypeError(
+            f"Expected a module, an affine callable or a sequence of them, got {layer!r}."
+        )
+
+
+@final
+class AffineFunction:
+    """`f(x) = M(W) x + b` on batches `(k, *in_shape)`, from the layer's own forward.
+
+    Attributes:
+        name: For error messages.
+        stages: The parts of the composition, in order.
+        parameters: The layer's own parameter tensors by name, each once.
+        values: Detached parameters and buffers by name, in the dtype of the computation.
+        in_shape: Shape of one input.
+        out_shape: Shape of one output.
+        at_zero: `f(0) = b`, of shape `(1, *out_shape)`.
+        shapes: Shapes between the stages: `in_shape`, ..., `out_shape`.
+    """
+
+    def __init__(
+        self,
+        layer: Layer,
+        in_shape: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.name = describe(layer)
+        self.in_shape = _checked_shape(in_shape, self.name)
+        self.parameters: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
+        names_by_identity: dict[int, str] = {}
+        stages = []
+        for name, part in _flatten(layer):
+            bindings = {}
+            if isinstance(part, nn.Module):
+                for kind, own, tensor in _named_tensors(part):
+                    whole = f"{name}.{own}" if name else own
+                    whole = names_by_identity.setdefault(id(tensor), whole)
+                    bindings[own] = whole
+                    tensors[whole] = tensor
+                    if kind == "parameter":
+                        self.parameters[whole] = tensor
+            stages.append(Stage(name, part, bindings))
+        if not stages:
+            raise ValueError("An empty sequence has no spectrum: give at least one layer.")
+        self.stages: tuple[Stage, ...] = tuple(stages)
+        self._modules = [s.layer for s in stages if isinstance(s.layer, nn.Module)]
+        _check_tensors(self.name, self.parameters, tensors)
+        self.dtype, self.device = _computation(self.parameters, tensors, dtype, device)
+        self.values = {
+            name: tensor.detach().to(self.dtype) if tensor.is_floating_point() else tensor
+            for name, tensor in tensors.items()
+        }
+        self.shapes, self.at_zero = self._trace()
+        self.out_shape = self.shapes[-1]
+
+    def __call__(self, x: Tensor, values: Mapping[str, Tensor] | None = None) -> Tensor:
+        """`f(x)` on a batch; with other parameter values where some are given."""
+        merged = self.values if values is None else {**self.values, **values}
+        with evaluation_mode(self._modules):
+            for stage in self.stages:
+                x = stage(merged, x)
+        return x
+
+    def part(self, start: int, stop: int, x: Tensor) -> Tensor:
+        """The stages from `start` up to `stop` alone."""
+        with evaluation_mode(self._modules):
+            for stage in self.stages[start:stop]:
+                x = stage(self.values, x)
+        return x
+
+    def live_values(self) -> dict[str, Tensor]:
+        """The layer's own parameters in the dtype of the computation, attached to autograd."""
+        return {name: tensor.to(self.dtype) for name, tensor in self.parameters.items()}
+
+    def zeros(self, rows: int) -> Tensor:
+        """A batch of zero inputs."""
+        return torch.zeros(rows, *self.in_shape, dtype=self.dtype, device=self.device)
+
+    def _trace(self) -> tuple[tuple[tuple[int, ...], ...], Tensor]:
+        """The shapes between the stages, and `f(0)`."""
+        x, shapes = self.zeros(1), [self.in_shape]
+        with torch.no_grad(), evaluation_mode(self._modules):
+            for stage in self.stages:
+                try:
+                    x = stage(self.values, x)
+                except NotAffineError:
+                    raise
+                except Exception as error:
+                    place = f"{describe(stage.layer)} in {self.name}" if stage.name else self.name
+                    raise ValueError(
+                        f"{place} cannot be applied to an input of shape {shapes[-1]}: {error} "
+                        "(in_shape is the shape of one input, without the batch dimension)."
+                    ) from error
+                if not isinstance(x, Tensor) or x.ndim == 0 or x.shape[0] != 1:
+                    got = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+                    raise ValueError(
+                        f"{describe(stage.layer)} must map a batch of k inputs to a tensor with "
+                        f"k outputs; from a batch of one it made {got}."
+                    )
+                if x.numel() == 0:
+                    raise ValueError(
+                        f"{describe(stage.layer)} makes an empty output of shape "
+                        f"{tuple(x.shape[1:])} from in_shape {shapes[-1]}: give a larger input."
+                    )
+                shapes.append(tuple(x.shape[1:]))
+        return tuple(shapes), x
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        yield "parameter", name, parameter
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        yield "buffer", name, buffer
+
+
+def _checked_shape(in_shape: Sequence[int], name: str) -> tuple[int, ...]:
+    if isinstance(in_shape, int):
+        in_shape = (in_shape,)
+    shape = tuple(int(size) for size in in_shape)
+    if not shape or min(shape) < 1:
+        raise ValueError(
+            f"in_shape of {name} must have at least one dimension and no empty one, got {shape}: "
+            "it is the shape of one input, without the batch dimension, such as (3, 32, 32)."
+        )
+    return shape
+
+
+def _check_tensors(
+    name: str, parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
+) -> None:
+    for key, tensor in tensors.items():
+        if is_lazy(tensor):
+            raise ValueError(
+                f"{key!r} of {name} has no size yet: run the lazy layer once on an example input."
+            )
+        if tensor.is_meta:
+            raise ValueError(
+                f"{key!r} of {name} is on the meta device and has no values: load the weights or "
+                "use .to_empty() first."
+            )
+    for key, tensor in parameters.items():
+        if not tensor.is_floating_point():
+            raise TypeError(
+                f"{key!r} of {name} has dtype {tensor.dtype}, expected a real floating-point one: "
+                "convert or dequantize the weights first."
+            )
+    for key, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise ValueError(
+                f"{key!r} of {name} holds NaN or infinite values: its spectrum is not defined. "
+                "Restore finite weights."
+            )
+
+
+def _computation(
+    parameters: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+) -> tuple[torch.dtype, torch.device]:
+    """Where and in which precision to compute: as the parameters say, at least float32."""
+    floating = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
+    places = {tensor.device for tensor in floating}
+    if len(places) > 1:
+        raise ValueError(f"The parameters lie on several devices {sorted(map(str, places))}.")
+    if dtype is None:
+        dtype = torch.get_default_dtype() if not floating else floating[0].dtype
+        for tensor in list(parameters.values()) or floating:
+            dtype = torch.promote_types(dtype, tensor.dtype)
+        if floating and not any(tensor.dtype == torch.float64 for tensor in floating):
+            dtype = torch.float32
+    if dtype in HALF_PRECISION:
+        dtype = torch.float32
+    if device is None:
+        device = places.pop() if places else torch.device("cpu")
+    return dtype, torch.device(device)
+
+
+# --- Is it affine? ------------------------------------------------------------------------
+
+
+def check_affine(
+    layer: Layer,
+    in_shape: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> None:
+    """Raise `NotAffineError`, naming the culprit, unless the layer is affine in its input.
+
+    The layer is evaluated at a few random points of very different sizes, where an affine
+    function has to satisfy `f(x + y) + f(0) = f(x) + f(y)` and the like. The first submodule
+    in order of execution whose output breaks such a relation is named.
+
+    Args:
+        layer: A module, an affine callable, or a sequence of them.
+        in_shape: Shape of one input, without the batch dimension.
+        dtype: For layers without parameters: the precision to test in.
+        device: For layers without parameters: where to test.
+
+    Raises:
+        NotAffineError: The layer is not affine, mixes the entries of a batch, or is random.
+
+    Example:
+        >>> import torch
+        >>> from spectralclip import check_affine
+        >>> check_affine(torch.nn.Conv2d(3, 8, 3), (3, 8, 8))
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+        >>> check_affine(net, (4,))
+        Traceback (most recent call last):
+        ...
+        spectralclip._affine.NotAffineError: ReLU() (submodule '1') is not affine: ...
+    """
+    require_affine(AffineFunction(layer, in_shape, dtype=dtype, device=device))
+
+
+def require_affine(function: AffineFunction) -> None:
+    """Raise unless the function passes the affine relations at random points."""
+    points = _probe_points(function)
+    state = torch.random.get_rng_state()
+    try:
+        with torch.no_grad():
+            outputs = function(points)
+            alone = function(points[1:2])
+    finally:
+        torch.random.set_rng_state(state)
+    if outputs.shape[0] != points.shape[0]:
+        raise NotAffineError(f"{function.name} does not keep the batch dimension.")
+    _require_finite(function, outputs)
+    if _defect(outputs) > _tolerance(function.dtype):
+        raise NotAffineError(_blame(function, points))
+    scale = outputs[1].abs().max() + outputs[0].abs().max()
+    if (outputs[1] - alone[0]).abs().max() > _tolerance(function.dtype) * scale:
+        raise NotAffineError(
+            f"{function.name} gives another output for an input alone than within a batch: it "
+            "mixes the entries of a batch, or is random. Give it running statistics, or switch "
+            "its randomness off."
+        )
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    return 1e-6 if dtype == torch.float64 else 2e-3
+
+
+# Where an affine f has known values: f(x + y) = f(x) + f(y) - f(0), f(s x) = f(0) + s (f(x) - f(0)).
+_LARGE, _SMALL = 1e3, 1e-2
+
+
+def _probe_points(function: AffineFunction) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, *function.in_shape, generator=generator, dtype=torch.float64)
+    points = torch.stack([torch.zeros_like(x), x, y, x + y, -x, _LARGE * x, _SMALL * x])
+    return points.to(function.device, function.dtype)
+
+
+def _defect(values: Tensor) -> float:
+    """How far values at the probe points are from those of an affine function."""
+    offset = values[0]
+    x, y, both, negative, large, small = (values[1:] - offset).double()
+    size = x.norm() + y.norm()
+    eps = torch.finfo(values.dtype).eps
+    # Differences to f(0) lose what f(0) is larger than they are.
+    noise = 100 * eps * offset.norm().double()
+    defects = [
+        (both - x - y).norm() / (size + noise).clamp_min(1e-300),
+        (negative + x).norm() / (size + noise).clamp_min(1e-300),
+        (large - _LARGE * x).norm() / (_LARGE * (size + noise)).clamp_min(1e-300),
+        (small - _SMALL * x).norm()
+        / (_SMALL * size + noise / _tolerance(values.dtype)).clamp_min(1e-300),
+    ]
+    return max(float(defect) for defect in defects)
+
+
+def _require_finite(function: AffineFunction, outputs: Tensor) -> None:
+    if not bool(torch.isfinite(outputs).all()):
+        raise ValueError(f"{function.name} makes NaN or infinite values from finite inputs.")
+
+
+def _blame(function: AffineFunction, points: Tensor) -> str:
+    """Name the first submodule whose output is no affine function of the probe points."""
+    found: list[str] = []
+    hooks = []
+
+    def watch(name: str, module: nn.Module) -> None:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            probed = isinstance(output, Tensor) and output.shape[:1] == points.shape[:1]
+            if not found and probed and _defect(output) > _tolerance(output.dtype):
+                found.append(f"{describe(module)} (submodule {name!r})")
+
+        hooks.append(module.register_forward_hook(hook))
+
+    for stage in function.stages:
+        if isinstance(stage.layer, nn.Module):
+            for name, module in stage.layer.named_modules():
+                watch(".".join(filter(None, (stage.name, name))), module)
+    try:
+        with torch.no_grad():
+            x = points
+            for index, stage in enumerate(function.stages):
+                x = function.part(index, index + 1, x)
+                if not found and _defect(x) > _tolerance(x.dtype):
+                    found.append(f"{describe(stage.layer)} (submodule {stage.name!r})")
+    finally:
+        for handle in hooks:
+            handle.remove()
+    culprit = found[0] if found else function.name
+    return (
+        f"{culprit.removesuffix(' (submodule {!r})'.format(''))} is not affine: f(x + y) differs "
+        "from f(x) + f(y) - f(0). Leave it out, or take the linearization at a point."
+    )

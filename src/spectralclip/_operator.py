@@ -1,0 +1,285 @@
+"""`LinearOperator`: a layer as the matrix `M` that it is, without forming it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import Tensor
+
+from spectralclip._affine import AffineFunction, Layer, require_affine
+from spectralclip._explicit import (
+    AutogradMap,
+    LinearMap,
+    TransposedMap,
+    build_maps,
+    known_affine,
+)
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator as ScipyOperator
+
+
+@final
+class LinearOperator:
+    """The linear part `M` of an affine layer `f(x) = M x + b`, applied but never formed.
+
+    Made by `as_operator`. It is a picture of the layer at that moment: make a new one when
+    the weights have changed. Vectors are tensors of shape `in_shape` or `out_shape`, or
+    batches of them with one leading dimension.
+
+    Attributes:
+        in_shape: Shape of one input.
+        out_shape: Shape of one output.
+        dtype: Of the computation: the parameters', at least float32.
+        device: Of the parameters.
+        name: The layer in a few words.
+        maps: How `M` is applied to flat rows, stage by stage.
+    """
+
+    def __init__(
+        self, function: AffineFunction, maps: Sequence[LinearMap], *, transposed: bool
+    ) -> None:
+        self._function = function
+        self._transposed = transposed
+        self.maps: tuple[LinearMap, ...] = tuple(maps)
+        self.dtype, self.device = function.dtype, function.device
+        self.name = f"adjoint of {function.name}" if transposed else function.name
+        shapes = function.in_shape, function.out_shape
+        self.in_shape, self.out_shape = reversed(shapes) if transposed else shapes
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(m, n)`: the number of outputs and of inputs."""
+        return math.prod(self.out_shape), math.prod(self.in_shape)
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """The layer's own parameters by name, as `pullback` names them."""
+        return dict(self._function.parameters)
+
+    def __repr__(self) -> str:
+        m, n = self.shape
+        return f"<LinearOperator {m}x{n} {self.dtype}: {self.name}>"
+
+    # --- on tensors of the layer's own shapes ---
+
+    def matvec(self, x: Tensor) -> Tensor:
+        """`M x`, for one input or a batch."""
+        batch, single = self._batch(x, self.in_shape, "matvec")
+        y = self.output_tensor(self.forward_rows(self.input_rows(batch)))
+        return y[0] if single else y
+
+    def rmatvec(self, y: Tensor) -> Tensor:
+        """`M^T y`, for one output or a batch."""
+        batch, single = self._batch(y, self.out_shape, "rmatvec")
+        x = self.input_tensor(self.adjoint_rows(self.output_rows(batch)))
+        return x[0] if single else x
+
+    def gram(self, x: Tensor) -> Tensor:
+        """`M^T M x`, for one input or a batch; one forward and one backward pass."""
+        batch, single = self._batch(x, self.in_shape, "gram")
+        z = self.input_tensor(self.gram_rows(self.input_rows(batch)))
+        return z[0] if single else z
+
+    def pullback(self, u: Tensor, v: Tensor) -> dict[str, Tensor]:
+        """The gradient of `<u, M(W) v>` in the parameters W, by name.
+
+        For batches, the gradient of the sum over the rows. Parameters on which `M` does not
+        depend, such as biases, get zeros.
+
+        Args:
+            u: An output vector, or a batch of them.
+            v: An input vector, or a batch of as many.
+        """
+        if self._transposed:
+            return self._untransposed().pullback(v, u)
+        if not self._function.parameters:
+            raise ValueError(f"{self.name} has no parameters to take a gradient in.")
+        outputs, _ = self._batch(u, self.out_shape, "pullback")
+        inputs, _ = self._batch(v, self.in_shape, "pullback")
+        if outputs.shape[0] != inputs.shape[0]:
+            raise ValueError(
+                f"pullback needs as many u as v, got {outputs.shape[0]} and {inputs.shape[0]}."
+            )
+        function = self._function
+        names = list(function.parameters)
+        leaves = [function.values[name].detach().requires_grad_() for name in names]
+        with torch.enable_grad():
+            value = bilinear(function, outputs, inputs, dict(zip(names, leaves, strict=True)))
+            gradients = torch.autograd.grad(
+                value, leaves, materialize_grads=True, allow_unused=True
+            )
+        return dict(zip(names, gradients, strict=True))
+
+    def bilinear(self, u: Tensor, v: Tensor) -> Tensor:
+        """The sum of `<u_i, M(W) v_i>` over a batch, attached to the layer's own parameters."""
+        if self._transposed:
+            return self._untransposed().bilinear(v, u)
+        outputs, _ = self._batch(u, self.out_shape, "bilinear")
+        inputs, _ = self._batch(v, self.in_shape, "bilinear")
+        return bilinear(self._function, outputs, inputs, self._function.live_values())
+
+    def adjoint(self) -> LinearOperator:
+        """The operator `M^T`, from `out_shape` to `in_shape`."""
+        flipped = [
+            map_.inner if isinstance(map_, TransposedMap) else TransposedMap(map_)
+            for map_ in reversed(self.maps)
+        ]
+        return LinearOperator(self._function, flipped, transposed=not self._transposed)
+
+    def to_dense(self) -> Tensor:
+        """The matrix `M` of shape `(m, n)`; for tests and small layers.
+
+        Both sides are flattened as torch flattens them.
+        """
+        m, n = self.shape
+        if n <= m:
+            identity = torch.eye(n, dtype=self.dtype, device=self.device)
+            return self.matvec(identity.reshape(n, *self.in_shape)).reshape(n, m).T.contiguous()
+        identity = torch.eye(m, dtype=self.dtype, device=self.device)
+        return self.rmatvec(identity.reshape(m, *self.out_shape)).reshape(m, n)
+
+    def to_scipy(self) -> ScipyOperator:
+        """A `scipy.sparse.linalg.LinearOperator` on flat NumPy vectors."""
+        from scipy.sparse.linalg import LinearOperator as ScipyOperator
+
+        def through(apply: Any, shape: tuple[int, ...]) -> Any:
+            def on_columns(columns: Any) -> Any:
+                flat = torch.as_tensor(columns).to(self.device, self.dtype)
+                rows = flat.reshape(flat.shape[0], -1).T
+                result = apply(rows.reshape(-1, *shape)).reshape(rows.shape[0], -1)
+                return result.T.reshape(-1, *columns.shape[1:]).cpu().numpy()
+
+            return on_columns
+
+        matmat, rmatmat = through(self.matvec, self.in_shape), through(self.rmatvec, self.out_shape)
+        dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
+        return ScipyOperator(
+            shape=self.shape,
+            matvec=matmat,
+            rmatvec=rmatmat,
+            matmat=matmat,
+            rmatmat=rmatmat,
+            dtype=dtype,
+        )
+
+    # --- on flat rows, in the layout that the layer likes; what the solvers work with ---
+
+    @torch.no_grad()
+    def forward_rows(self, rows: Tensor) -> Tensor:
+        """`M x` for each flat row x."""
+        layout = self.maps[0].source
+        for map_ in self.maps:
+            rows = map_.forward(layout.converted(rows, map_.source))
+            layout = map_.target
+        return rows
+
+    @torch.no_grad()
+    def adjoint_rows(self, rows: Tensor) -> Tensor:
+        """`M^T y` for each flat row y."""
+        layout = self.maps[-1].target
+        for map_ in reversed(self.maps):
+            rows = map_.adjoint(layout.converted(rows, map_.target))
+            layout = map_.source
+        return rows
+
+    @torch.no_grad()
+    def gram_rows(self, rows: Tensor) -> Tensor:
+        """`M^T M x` for each flat row x."""
+        layout, adjoints = self.maps[0].source, []
+        for map_ in self.maps:
+            rows, adjoint = map_.linearize(layout.converted(rows, map_.source))
+            adjoints.append(adjoint)
+            layout = map_.target
+        for map_, adjoint in zip(reversed(self.maps), reversed(adjoints), strict=True):
+            rows = adjoint(layout.converted(rows, map_.target))
+            layout = map_.source
+        return rows
+
+    def input_rows(self, x: Tensor) -> Tensor:
+        """A batch of inputs as flat rows."""
+        return self.maps[0].source.to_rows(x)
+
+    def input_tensor(self, rows: Tensor) -> Tensor:
+        """Flat rows as a batch of inputs, contiguous."""
+        return self.maps[0].source.to_tensor(rows).reshape(-1, *self.in_shape).contiguous()
+
+    def output_rows(self, y: Tensor) -> Tensor:
+        """A batch of outputs as flat rows."""
+        return self.maps[-1].target.to_rows(y)
+
+    def output_tensor(self, rows: Tensor) -> Tensor:
+        """Flat rows as a batch of outputs, contiguous."""
+        return self.maps[-1].target.to_tensor(rows).reshape(-1, *self.out_shape).contiguous()
+
+    def _batch(self, x: Tensor, shape: tuple[int, ...], method: str) -> tuple[Tensor, bool]:
+        single = tuple(x.shape) == shape
+        if not single and tuple(x.shape[1:]) != shape:
+            raise ValueError(
+                f"{method} of {self.name} expects shape {shape}, or (k, *{shape}) for a batch, "
+                f"got {tuple(x.shape)}."
+            )
+        x = x.detach().to(self.device, self.dtype)
+        return (x[None] if single else x), single
+
+    def _untransposed(self) -> LinearOperator:
+        return self.adjoint()
+
+
+def bilinear(function: AffineFunction, u: Tensor, v: Tensor, values: dict[str, Tensor]) -> Tensor:
+    """The sum of `<u_i, f(v_i) - f(0)>` as a function of the parameter values."""
+    with torch.enable_grad():
+        offset = function(function.zeros(1), values)
+        return torch.sum(u * (function(v, values) - offset))
+
+
+def as_operator(
+    layer: Layer | LinearOperator,
+    in_shape: Sequence[int],
+    *,
+    explicit: bool = True,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> LinearOperator:
+    """The linear part of a layer as an operator that can be applied in both directions.
+
+    Args:
+        layer: A module, an affine callable on batches, or a sequence of them (their
+            composition, the first applied first). An operator is returned as it is.
+        in_shape: Shape of one input, without the batch dimension. For an embedding the last
+            entry is the number of embeddings: its inputs are one-hot vectors.
+        explicit: Use the explicit forms of known layers, which are faster. Without them
+            everything goes through the layer's own forward and backward.
+        dtype: Precision for layers without parameters (default: torch's default).
+        device: Device for layers without parameters (default: CPU).
+
+    Returns:
+        The operator, a picture of the layer at this moment.
+
+    Raises:
+        NotAffineError: The layer is not affine; the message names the submodule.
+        ValueError: `in_shape` does not fit, or weights are missing or not finite.
+
+    Example:
+        >>> import torch
+        >>> from spectralclip import as_operator
+        >>> conv = torch.nn.Conv2d(3, 8, 3, stride=2, padding=1, padding_mode="reflect")
+        >>> norm = torch.nn.BatchNorm2d(8)
+        >>> op = as_operator([conv, norm], (3, 16, 16))
+        >>> op.out_shape, op.matvec(torch.ones(3, 16, 16)).shape
+        ((8, 8, 8), torch.Size([8, 8, 8]))
+    """
+    if isinstance(layer, LinearOperator):
+        return layer
+    function = AffineFunction(layer, in_shape, dtype=dtype, device=device)
+    if not all(known_affine(stage) for stage in function.stages):
+        require_affine(function)
+    maps: list[LinearMap]
+    if explicit:
+        maps = build_maps(function)
+    else:
+        maps = [AutogradMap(function, 0, len(function.stages))]
+    return LinearOperator(function, maps, transposed=False)
