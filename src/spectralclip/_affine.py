@@ -80,7 +80,8 @@ class Stage:
         if isinstance(self.layer, torch.jit.ScriptModule):
             # Its parameters cannot be exchanged from outside: it is called as it is.
             return self.layer(x)  # type: ignore[no-any-return]
-        return torch.func.functional_call(self.layer, own, (x,))
+        result: Tensor = torch.func.functional_call(self.layer, own, (x,))
+        return result
 
 
 def _embed_one_hot(layer: nn.Embedding | nn.EmbeddingBag, weight: Tensor, x: Tensor) -> Tensor:
@@ -354,7 +355,7 @@ def _tolerance(dtype: torch.dtype) -> float:
     return 1e-6 if dtype == torch.float64 else 2e-3
 
 
-# Where an affine f has known values: f(x + y) = f(x) + f(y) - f(0), f(s x) = f(0) + s (f(x) - f(0)).
+# An affine f has f(x + y) = f(x) + f(y) - f(0) and f(s x) = f(0) + s (f(x) - f(0)).
 _LARGE, _SMALL = 1e3, 1e-2
 
 

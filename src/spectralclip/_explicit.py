@@ -276,25 +276,29 @@ def pad_axes(x: Tensor, geometry: ConvGeometry) -> Tensor:
     for axis, (before, after) in enumerate(zip(geometry.before, geometry.after, strict=True), 2):
         if before == after == 0:
             continue
-        n = x.shape[axis]
         if geometry.mode == "zeros":
-            ends = [
-                torch.zeros_like(x.narrow(axis, 0, 1)).expand(
-                    *x.shape[:axis], size, *x.shape[axis + 1 :]
-                )
-                for size in (before, after)
-            ]
-            x = torch.cat([ends[0], x, ends[1]], axis)
-            continue
-        index = torch.arange(-before, n + after, device=x.device)
-        if geometry.mode == "circular":
-            index = index.remainder(n)
-        elif geometry.mode == "replicate":
-            index = index.clamp(0, n - 1)
-        else:  # reflect
-            index = (n - 1) - ((n - 1) - index.abs()).abs()
-        x = x.index_select(axis, index)
+            low, high = (_zeros_along(x, axis, size) for size in (before, after))
+            x = torch.cat([low, x, high], axis)
+        else:
+            index = _read_positions(geometry.mode, before, x.shape[axis], after)
+            x = x.index_select(axis, index.to(x.device))
     return x
+
+
+def _zeros_along(x: Tensor, axis: int, size: int) -> Tensor:
+    return torch.zeros_like(x.narrow(axis, 0, 1)).expand(
+        *x.shape[:axis], size, *x.shape[axis + 1 :]
+    )
+
+
+def _read_positions(mode: str, before: int, n: int, after: int) -> Tensor:
+    """For each position of the padded axis, where in the axis its value comes from."""
+    index = torch.arange(-before, n + after)
+    if mode == "circular":
+        return index.remainder(n)
+    if mode == "replicate":
+        return index.clamp(0, n - 1)
+    return (n - 1) - ((n - 1) - index.abs()).abs()  # reflect
 
 
 def fold_axes(x: Tensor, geometry: ConvGeometry, space: Shape) -> Tensor:
@@ -303,19 +307,21 @@ def fold_axes(x: Tensor, geometry: ConvGeometry, space: Shape) -> Tensor:
         if before == after == 0:
             continue
         n = space[axis - 2]
-        low, core, high = x.split([before, n, after], axis)
-        if geometry.mode == "zeros":
-            x = core
+        if after < 0 or max(before, after) > n:  # on a torus smaller than the kernel's reach
+            index = _read_positions(geometry.mode, before, n, after).to(x.device)
+            core = torch.zeros_like(x.narrow(axis, 0, 1)).repeat_interleave(n, axis)
+            x = core.index_add_(axis, index, x)
             continue
-        core = core.clone()
+        low, core, high = x.split([before, n, after], axis)
+        if geometry.mode != "zeros":
+            core = core.clone()
         if geometry.mode == "circular":
-            # The padding may be as long as the axis itself, never longer.
             core.narrow(axis, n - before, before).add_(low)
             core.narrow(axis, 0, after).add_(high)
         elif geometry.mode == "replicate":
             core.narrow(axis, 0, 1).add_(low.sum(axis, keepdim=True))
             core.narrow(axis, n - 1, 1).add_(high.sum(axis, keepdim=True))
-        else:  # reflect
+        elif geometry.mode == "reflect":
             core.narrow(axis, 1, before).add_(low.flip(axis))
             core.narrow(axis, n - 1 - after, after).add_(high.flip(axis))
         x = core

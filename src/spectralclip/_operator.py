@@ -277,9 +277,6 @@ def as_operator(
     function = AffineFunction(layer, in_shape, dtype=dtype, device=device)
     if not all(known_affine(stage) for stage in function.stages):
         require_affine(function)
-    maps: list[LinearMap]
-    if explicit:
-        maps = build_maps(function)
-    else:
-        maps = [AutogradMap(function, 0, len(function.stages))]
+    whole = AutogradMap(function, 0, len(function.stages)) if not explicit else None
+    maps = build_maps(function) if whole is None else [whole]
     return LinearOperator(function, maps, transposed=False)

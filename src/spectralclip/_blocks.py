@@ -1,0 +1,325 @@
+"""Layers that fall apart into small matrices, and their whole spectra.
+
+Orthogonal changes of basis on both sides turn some layers into many small independent blocks:
+a dense layer is one block, used once for each leading position; a convolution whose windows
+do not overlap (1x1, or kernel = stride) is one block for each group, used in each window; a
+circular convolution has one for each frequency; batch norm one number for each channel. The
+layer's singular values are those of the blocks, each as often as the block is used.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import final
+
+import torch
+from torch import Tensor
+
+from spectralclip._explicit import ConvMap, DenseMap, DiagonalMap, LinearMap, TransposedMap
+from spectralclip._fourier import alias_frequencies, folded_frequencies, symbols
+from spectralclip._operator import LinearOperator
+
+Shape = tuple[int, ...]
+
+
+class BlockForm(ABC):
+    """A layer as independent small blocks.
+
+    Attributes:
+        copies: How often each block is used, `(blocks,)`.
+        block_shape: Rows and columns of a block.
+    """
+
+    copies: Tensor
+    block_shape: tuple[int, int]
+
+    @abstractmethod
+    def blocks(self, index: slice | Tensor) -> Tensor:
+        """Some of the blocks, `(blocks, rows, columns)`, real or complex."""
+
+    @abstractmethod
+    def right_rows(self, block: int, vector: Tensor, most: int) -> Tensor:
+        """Flat input rows that a block's right singular vector stands for, at most some."""
+
+    @property
+    def value_count(self) -> int:
+        """How many singular values the blocks have together; further ones are zero."""
+        return int(self.copies.sum()) * min(self.block_shape)
+
+    @property
+    def work(self) -> float:
+        """Multiplications that decomposing all blocks takes, roughly."""
+        rows, columns = self.block_shape
+        return 20.0 * self.copies.shape[0] * rows * columns * min(rows, columns)
+
+    def values(self) -> Tensor:
+        """The singular values of each block, descending: `(blocks, min(rows, columns))`."""
+        return block_values(self.blocks, self.copies.shape[0], self.block_shape)
+
+    def leading_rows(self, k: int) -> Tensor:
+        """Flat input rows that span at least k leading right singular vectors."""
+        values = self.values()
+        order = values.flatten().argsort(descending=True)
+        rows: list[Tensor] = []
+        found = 0
+        decomposed: dict[int, Tensor] = {}
+        for position in order.tolist():
+            block, rank = divmod(position, values.shape[1])
+            if block not in decomposed:
+                matrix = self.blocks(torch.tensor([block]))[0]
+                decomposed[block] = torch.linalg.svd(matrix, full_matrices=False)[2]
+            rows.append(self.right_rows(block, decomposed[block][rank].conj(), k))
+            found += int(self.copies[block])
+            if found >= k:
+                break
+        return torch.cat(rows)
+
+
+def block_values(blocks: Callable[[slice], Tensor], count: int, shape: tuple[int, int]) -> Tensor:
+    """Singular values of many small matrices.
+
+    For flat matrices the eigenvalues of the smaller Gram matrix in float64 are much cheaper
+    than an SVD, and good down to 1e-8 of the largest value. Otherwise it is an SVD. LAPACK
+    takes one matrix at a time on one core: chunks of them are spread over threads.
+    """
+    workers = max(1, min(torch.get_num_threads(), count))
+    chunk = max(1, math.ceil(count / (4 * workers)))
+    slices = [slice(start, min(start + chunk, count)) for start in range(0, count, chunk)]
+
+    def decompose(part: slice) -> Tensor:
+        matrices = blocks(part)
+        double = matrices.dtype in (torch.float64, torch.complex128)
+        if 3 * min(shape) <= max(shape) and not double:
+            return _gram_values(matrices)
+        values: Tensor = torch.linalg.svdvals(matrices)
+        return values
+
+    if workers == 1 or len(slices) == 1:
+        return torch.cat([decompose(part) for part in slices])
+    with ThreadPoolExecutor(workers) as pool:
+        return torch.cat(list(pool.map(decompose, slices)))
+
+
+def _gram_values(matrices: Tensor) -> Tensor:
+    wide = matrices.shape[-2] <= matrices.shape[-1]
+    exact = matrices.to(torch.promote_types(matrices.dtype, torch.float64))
+    gram = exact @ exact.mH if wide else exact.mH @ exact
+    squares: Tensor = torch.linalg.eigvalsh(gram).flip(-1)
+    return squares.clamp_min(0).sqrt().to(matrices.real.dtype)
+
+
+@final
+class DenseBlocks(BlockForm):
+    """One matrix, at each position of the leading axes."""
+
+    def __init__(self, map_: DenseMap) -> None:
+        self._weight, self._source = map_.weight, map_.source
+        self.copies = torch.tensor([math.prod(map_.leading)])
+        self.block_shape = (map_.weight.shape[0], map_.weight.shape[1])
+
+    def blocks(self, index: slice | Tensor) -> Tensor:
+        return self._weight[None]
+
+    def values(self) -> Tensor:
+        if min(self.block_shape) > 256 and self._weight.dtype == torch.float32:
+            return _gram_values(self._weight[None])
+        return super().values()
+
+    def right_rows(self, block: int, vector: Tensor, most: int) -> Tensor:
+        count = min(int(self.copies), most)
+        rows = vector.new_zeros(count, int(self.copies), vector.shape[0])
+        rows[torch.arange(count), torch.arange(count)] = vector
+        return rows.reshape(count, -1)
+
+
+@final
+class DiagonalBlocks(BlockForm):
+    """One number for each channel, at each position."""
+
+    def __init__(self, map_: DiagonalMap) -> None:
+        self._factors, self._layout = map_.factors, map_.source
+        positions = math.prod(self._layout.shape[1:])
+        self.copies = torch.full(map_.factors.shape, positions)
+        self.block_shape = (1, 1)
+
+    def blocks(self, index: slice | Tensor) -> Tensor:
+        return self._factors[index][:, None, None]
+
+    def values(self) -> Tensor:
+        return self._factors.abs()[:, None]
+
+    def right_rows(self, block: int, vector: Tensor, most: int) -> Tensor:
+        count = min(int(self.copies[block]), most)
+        tensor = vector.new_zeros(count, self._layout.shape[0], int(self.copies[block]))
+        tensor[torch.arange(count), block, torch.arange(count)] = 1.0
+        return self._layout.to_rows(tensor.reshape(count, *self._layout.shape))
+
+
+@final
+class WindowBlocks(BlockForm):
+    """A convolution whose windows do not overlap: the same matrix in each window."""
+
+    def __init__(self, map_: ConvMap) -> None:
+        self._geometry, self._layout = map_.geometry, map_.source
+        groups = map_.geometry.groups
+        self._kernel = tuple(map_.weight.shape[2:])
+        self._windows = map_.target.shape[1:]
+        self._matrices = map_.weight.reshape(groups, map_.weight.shape[0] // groups, -1)
+        self.copies = torch.full((groups,), math.prod(self._windows))
+        self.block_shape = (self._matrices.shape[1], self._matrices.shape[2])
+
+    @staticmethod
+    def fits(map_: ConvMap) -> bool:
+        geometry = map_.geometry
+        if any(geometry.before) or any(geometry.after):
+            return False
+        return all(
+            count == 1 or stride >= d * (k - 1) + 1
+            for count, stride, d, k in zip(
+                map_.target.shape[1:],
+                geometry.stride,
+                geometry.dilation,
+                map_.weight.shape[2:],
+                strict=True,
+            )
+        )
+
+    def blocks(self, index: slice | Tensor) -> Tensor:
+        return self._matrices[index]
+
+    def right_rows(self, block: int, vector: Tensor, most: int) -> Tensor:
+        count = min(int(self.copies[block]), most)
+        channels = self._layout.shape[0] // self._geometry.groups
+        patch = vector.reshape(channels, *self._kernel)
+        tensor = vector.new_zeros(count, *self._layout.shape)
+        for copy in range(count):
+            window = torch.unravel_index(torch.tensor(copy), self._windows)
+            taps = [
+                int(place) * stride + torch.arange(k) * d
+                for place, stride, k, d in zip(
+                    window,
+                    self._geometry.stride,
+                    self._kernel,
+                    self._geometry.dilation,
+                    strict=True,
+                )
+            ]
+            own = torch.arange(block * channels, (block + 1) * channels)
+            tensor[copy][torch.meshgrid(own, *taps, indexing="ij")] = patch
+        return self._layout.to_rows(tensor)
+
+
+@final
+class CircularBlocks(BlockForm):
+    """A circular convolution: one complex matrix for each group and frequency."""
+
+    def __init__(self, map_: ConvMap) -> None:
+        geometry = map_.geometry
+        self._map, self._layout = map_, map_.source
+        self._sides = map_.source.shape[1:]
+        groups = geometry.groups
+        c_out, c_in = map_.weight.shape[0] // groups, map_.weight.shape[1]
+        self._weights = map_.weight.reshape(groups, c_out, *map_.weight.shape[1:])
+        self._frequencies, counts = folded_frequencies(self._sides, geometry.stride)
+        self.copies = counts.repeat(groups)
+        self.block_shape = (c_out, c_in * math.prod(geometry.stride))
+
+    @staticmethod
+    def fits(map_: ConvMap) -> bool:
+        geometry = map_.geometry
+        return geometry.mode == "circular" and all(
+            side % stride == 0 and count == side // stride
+            for side, stride, count in zip(
+                map_.source.shape[1:], geometry.stride, map_.target.shape[1:], strict=True
+            )
+        )
+
+    def blocks(self, index: slice | Tensor) -> Tensor:
+        chosen = torch.arange(self.copies.shape[0])[index]
+        count = self._frequencies.shape[0]
+        parts = []
+        for group in chosen.div(count, rounding_mode="floor").unique().tolist():
+            members = chosen[chosen.div(count, rounding_mode="floor") == group] % count
+            parts.append(self._symbols(group, members))
+        return torch.cat(parts)
+
+    def _symbols(self, group: int, members: Tensor) -> Tensor:
+        geometry = self._map.geometry
+        single = self._map.weight.dtype == torch.float32
+        return symbols(
+            self._weights[group],
+            self._sides,
+            self._frequencies[members],
+            stride=geometry.stride,
+            dilation=geometry.dilation,
+            padding=geometry.before,
+            dtype=torch.complex64 if single else torch.complex128,
+        )
+
+    def right_rows(self, block: int, vector: Tensor, most: int) -> Tensor:
+        """The real and the imaginary part of the plane wave; for a real one, both are parallel."""
+        group, member = divmod(block, self._frequencies.shape[0])
+        stride = self._map.geometry.stride
+        waves = alias_frequencies(self._frequencies[member : member + 1], self._sides, stride)[0]
+        amplitudes = vector.reshape(waves.shape[0], -1)
+        image = torch.zeros(amplitudes.shape[1], *self._sides, dtype=vector.dtype)
+        image = image.to(vector.device)
+        for frequency, amplitude in zip(waves, amplitudes, strict=True):
+            phase = torch.zeros((), dtype=torch.float64)
+            for side, step in zip(self._sides, frequency.tolist(), strict=True):
+                turns = (torch.arange(side) * step).remainder(side).double() / side
+                phase = phase[..., None] + turns
+            wave = torch.polar(torch.ones_like(phase), 2 * math.pi * phase).to(image)
+            image += amplitude.reshape(-1, *[1] * len(self._sides)) * wave
+        channels = image.shape[0]
+        tensor = torch.zeros(2, *self._layout.shape, dtype=self._map.weight.dtype)
+        tensor = tensor.to(vector.device)
+        own = slice(group * channels, (group + 1) * channels)
+        tensor[0, own], tensor[1, own] = image.real, image.imag
+        return self._layout.to_rows(tensor)
+
+
+@final
+class TransposedBlocks(BlockForm):
+    """The blocks of the transposed layer."""
+
+    def __init__(self, inner: BlockForm, map_: LinearMap) -> None:
+        self._inner, self._map = inner, map_
+        self.copies = inner.copies
+        self.block_shape = (inner.block_shape[1], inner.block_shape[0])
+
+    def blocks(self, index: slice | Tensor) -> Tensor:
+        return self._inner.blocks(index).mH
+
+    def values(self) -> Tensor:
+        return self._inner.values()
+
+    def leading_rows(self, k: int) -> Tensor:
+        # The left vectors of the inner layer: images of its right ones.
+        return self._map.adjoint(self._inner.leading_rows(k))
+
+    def right_rows(self, block: int, vector: Tensor, most: int) -> Tensor:
+        raise AssertionError("leading_rows does not go through single blocks here")
+
+
+def block_form(op: LinearOperator) -> BlockForm | None:
+    """The operator as independent blocks, where it falls apart into some."""
+    return _map_form(op.maps[0]) if len(op.maps) == 1 else None
+
+
+def _map_form(map_: LinearMap) -> BlockForm | None:
+    if isinstance(map_, DenseMap):
+        return DenseBlocks(map_)
+    if isinstance(map_, DiagonalMap):
+        return DiagonalBlocks(map_)
+    if isinstance(map_, ConvMap):
+        if WindowBlocks.fits(map_):
+            return WindowBlocks(map_)
+        return CircularBlocks(map_) if CircularBlocks.fits(map_) else None
+    if isinstance(map_, TransposedMap):
+        inner = _map_form(map_.inner)
+        return None if inner is None else TransposedBlocks(inner, map_)
+    return None

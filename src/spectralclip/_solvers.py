@@ -1,0 +1,422 @@
+"""Solvers for the leading singular triplets of a `LinearOperator`.
+
+- `Lanczos`, the default: Krylov subspaces of `M^T M`. One vector at a time for the largest
+  value alone; for more, a block at least as wide as the number of values wanted, since a
+  narrower one misses copies of repeated values.
+- `PowerQR`, the paper's Algorithm 1.
+- `Exact`, in `_exact`, which never iterates on the operator.
+
+All work on flat rows in the layer's own layout and return a `Triplets`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from spectralclip._operator import LinearOperator
+from spectralclip._starts import filtered_row, random_rows
+
+
+@dataclass(frozen=True)
+class Triplets:
+    """Leading singular triplets on flat rows."""
+
+    S: Tensor
+    U: Tensor
+    V: Tensor
+    residuals: Tensor  # sqrt(||M v - s u||^2 + ||M^T u - s v||^2)
+    converged: bool
+    applications: int
+    advice: str = ""
+
+    def swapped(self) -> Triplets:
+        """The triplets of the transposed operator."""
+        return Triplets(
+            self.S, self.V, self.U, self.residuals, self.converged, self.applications, self.advice
+        )
+
+
+class Solver(ABC):
+    """Finds the k leading singular triplets."""
+
+    @abstractmethod
+    def solve(
+        self, op: LinearOperator, k: int, tol: float, v0: Tensor | None, generator: torch.Generator
+    ) -> Triplets:
+        """Solve to relative accuracy `tol`, from the rows `v0` where given."""
+
+
+def finish(
+    op: LinearOperator,
+    V: Tensor,
+    converged: bool,
+    applications: int,
+    advice: str = "",
+    gram: Tensor | None = None,
+) -> Triplets:
+    """Turn orthonormal right vectors into triplets, by a Rayleigh-Ritz step on `M V` itself.
+
+    Working with `M V` instead of `M^T M` keeps singular values far below the largest one
+    accurate. `gram`, the images of V under `M^T M` where they are known, saves the application
+    of `M^T` that the residuals need.
+    """
+    images = op.forward_rows(V)
+    applications += V.shape[0]
+    Q, R = torch.linalg.qr(images.T)
+    left, S, right = torch.linalg.svd(_small(R), full_matrices=False)
+    left, S, right = (part.to(V.device, V.dtype) for part in (left, S, right))
+    U, V = (Q @ left).T, right @ V
+    # Where a value has lost half of its digits to squaring, the residual is taken anew.
+    reliable = gram is not None and bool(S[-1] > 30 * torch.finfo(V.dtype).eps ** 0.5 * S[0])
+    if gram is not None and reliable:
+        back = (right @ gram) / S[:, None]
+    else:
+        back = op.adjoint_rows(U)
+        applications += U.shape[0]
+    # `M v = s u` holds by construction: what is left is the other side's.
+    residuals = (back - S[:, None] * V).norm(dim=1)
+    return Triplets(S, U.contiguous(), V.contiguous(), residuals, converged, applications, advice)
+
+
+def _small(matrix: Tensor) -> Tensor:
+    """A small matrix in float64 on the CPU, where dense algebra is exact enough and cheap."""
+    return matrix.detach().to("cpu", torch.float64)
+
+
+# --- When to stop -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Accuracy:
+    """The stopping rule for Ritz pairs (theta, v) of `A = M^T M` with residuals r.
+
+    Some eigenvalue lies within r of theta, so the relative error of sqrt(theta) is at most
+    `linear = r / (2 theta)`; once the pair is separated from the rest of the spectrum by a gap
+    it is about `r^2 / gap / (2 theta)`, which is far smaller (Kato and Temple). The gap is
+    read off the Ritz values and may be too large while the rest is still hidden; so the
+    second estimate counts only when `linear` is below `SAFETY * sqrt(tol)`, that is when the
+    answer would be right for any hidden gap above one percent.
+    """
+
+    tol: float
+    eps: float
+    SAFETY = 0.07
+
+    def estimates(self, theta: Tensor, residual: Tensor, separated_from: Tensor) -> Tensor:
+        """Estimated relative errors of `sqrt(theta)`; infinite where the pair is too raw."""
+        scale = 2 * theta.clamp_min(torch.finfo(theta.dtype).tiny)
+        linear = residual / scale
+        gap = (theta - separated_from).clamp_min(torch.finfo(theta.dtype).tiny)
+        estimate = torch.minimum(linear, residual**2 / gap / scale)
+        # Rounding in the application of A sets a floor that no iteration gets below.
+        estimate[residual <= 20 * self.eps * theta[0]] = 0.0
+        raw = linear > self.SAFETY * self.tol**0.5
+        estimate[raw & (estimate > 0)] = torch.inf
+        return estimate
+
+
+# --- Lanczos ------------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True)
+class Lanczos(Solver):
+    """Krylov subspace methods on `M^T M` (or `M M^T`, on the smaller side).
+
+    The largest value alone is found by the plain Lanczos recurrence. For k > 1, a block of
+    `k + oversampling` random vectors is expanded by the residuals of those wanted Ritz
+    vectors that have not converged yet, with thick restarts: the block starts wide enough to
+    find every copy of a repeated value, and the work narrows as pairs converge.
+
+    Attributes:
+        basis: Most vectors kept (for k > 1, each with its image under `M^T M`); by default
+            128 for k = 1 and 6 blocks, at least 48, for more.
+        oversampling: How much wider than k the block is.
+        max_applications: Budget of single applications of `M` or `M^T`; by default
+            1000 + 200 k.
+    """
+
+    basis: int | None = None
+    oversampling: int = 3
+    max_applications: int | None = None
+
+    def solve(
+        self, op: LinearOperator, k: int, tol: float, v0: Tensor | None, generator: torch.Generator
+    ) -> Triplets:
+        """Solve on the smaller side of the operator."""
+        m, n = op.shape
+        budget = self.max_applications or 1000 + 200 * k
+        if m < n:
+            start = None if v0 is None else op.forward_rows(v0)
+            spent = 0 if v0 is None else v0.shape[0]
+            found = self._solve(op.adjoint(), k, tol, start, generator, budget - spent)
+            found = found.swapped()
+        else:
+            found = self._solve(op, k, tol, v0, generator, budget)
+        return found
+
+    def _solve(
+        self,
+        op: LinearOperator,
+        k: int,
+        tol: float,
+        v0: Tensor | None,
+        generator: torch.Generator,
+        budget: int,
+    ) -> Triplets:
+        accuracy = _Accuracy(tol, torch.finfo(op.dtype).eps)
+        n = op.shape[1]
+        if k == 1 and v0 is None and n > 8:
+            return self._largest(op, accuracy, generator, budget)
+        width = min(k + self.oversampling, n)
+        rows = random_rows(op, width, generator)
+        if v0 is not None:
+            # One random row stays, so that what v0 has missed can still be found.
+            rows = torch.cat([v0, rows[min(v0.shape[0], width - 1) :]])
+        return self._leading(op, k, rows, width, accuracy, generator, budget, 0)
+
+    def _largest(
+        self, op: LinearOperator, accuracy: _Accuracy, generator: torch.Generator, budget: int
+    ) -> Triplets:
+        """The three-term recurrence; copies that rounding makes of converged values do no harm."""
+        limit = min(self.basis or 128, op.shape[1], max(2, budget // 2))
+        start = filtered_row(op, generator)
+        current, previous = start / start.norm(), torch.zeros_like(start)
+        basis: list[Tensor] = []
+        alphas: list[float] = []
+        betas: list[float] = [0.0]
+        check_at = 4
+        while True:
+            basis.append(current)
+            image = op.gram_rows(current)
+            alphas.append(float(torch.sum(image * current)))
+            image = image.sub_(current, alpha=alphas[-1]).sub_(previous, alpha=betas[-1])
+            betas.append(float(image.norm()))
+            steps = len(basis)
+            exhausted = betas[-1] <= 10 * accuracy.eps * max(alphas)
+            if exhausted or steps >= min(check_at, limit):
+                check_at = steps + max(1, steps // 16)
+                theta, vectors = _tridiagonal_eigh(alphas, betas[1:-1])
+                residual = betas[-1] * vectors[-1, :1].abs()
+                beside = theta[1] if steps > 1 else 0 * theta[0]
+                error = float(accuracy.estimates(theta[:1], residual, beside))
+                if exhausted or error <= accuracy.tol:
+                    vector = _combination(basis, vectors[:, 0])
+                    # `A Q = Q T + image e^T` gives the vector's image at no further cost.
+                    gram = vector * theta[0].item() + image * vectors[-1, 0].item()
+                    norm = vector.norm()
+                    return finish(op, vector / norm, True, 2 * steps, gram=gram / norm)
+                if steps >= limit:
+                    break
+            previous, current = current, image / betas[-1]
+        # The basis is full: go on from its best part.
+        best = [_combination(basis, vectors[:, index]) for index in range(min(4, limit))]
+        return self._leading(
+            op, 1, torch.cat(best), len(best), accuracy, generator, budget, 2 * steps
+        )
+
+    def _leading(
+        self,
+        op: LinearOperator,
+        k: int,
+        rows: Tensor,
+        width: int,
+        accuracy: _Accuracy,
+        generator: torch.Generator,
+        budget: int,
+        applications: int,
+    ) -> Triplets:
+        """Rayleigh-Ritz on a basis that grows by the residuals of what has not converged."""
+        n = op.shape[1]
+        room = min(n, max(self.basis or max(48, 6 * width), width + k, rows.shape[0] + 1))
+        space = _Subspace(op, room)
+        fresh = orthonormal_rows(rows, space.vectors)
+        while True:
+            if fresh.shape[0] < min(k, n) - space.size:
+                more = random_rows(op, width, generator)
+                fresh = orthonormal_rows(torch.cat([fresh, more]), space.vectors)
+            space.expand(fresh[: room - space.size])
+            applications += 2 * min(fresh.shape[0], room)
+            wanted, error = space.residuals(k, width, accuracy)
+            open_ = torch.nonzero(error > accuracy.tol).ravel().tolist()
+            spent = applications + 2 * k >= budget
+            if not open_ or space.size == n or spent:
+                break
+            if space.size + len(open_) > room:
+                space.restart(min(max(k + width // 2, space.size // 2), room - len(open_)))
+            fresh = orthonormal_rows(wanted[open_], space.vectors)
+            if fresh.shape[0] == 0:
+                fresh = orthonormal_rows(random_rows(op, 1, generator), space.vectors)
+        converged = not open_ or space.size == n
+        advice = "" if converged else _advice(len(open_), k, accuracy, error, applications)
+        vectors, images = space.ritz(k)
+        return finish(op, vectors, converged, applications, advice, images)
+
+
+def _advice(open_: int, k: int, accuracy: _Accuracy, error: Tensor, applications: int) -> str:
+    return (
+        f"{open_} of {k} values have not reached tol={accuracy.tol:g} after {applications} "
+        "applications. Go on from here with svds(..., v0=spectrum.V), allow more with "
+        "solver=Lanczos(max_applications=...), or loosen tol."
+    )
+
+
+def _combination(rows: list[Tensor], weights: Tensor) -> Tensor:
+    """A weighted sum of rows, without stacking them."""
+    total = torch.zeros_like(rows[0])
+    for weight, row in zip(weights.tolist(), rows, strict=True):
+        total.add_(row, alpha=weight)
+    return total
+
+
+def _tridiagonal_eigh(diagonal: list[float], beside: list[float]) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, descending, and eigenvectors of a small symmetric tridiagonal matrix."""
+    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
+    if beside:
+        band = torch.tensor(beside, dtype=torch.float64)
+        matrix = matrix + torch.diag(band, 1) + torch.diag(band, -1)
+    return _descending_eigh(matrix)
+
+
+def _descending_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    if not bool(torch.isfinite(matrix).all()):
+        raise OverflowError(
+            "The layer's singular values overflow when squared: rescale its weights, or convert "
+            "it to float64."
+        )
+    values, vectors = torch.linalg.eigh(matrix)
+    return values.flip(0), vectors.flip(1)
+
+
+@final
+class _Subspace:
+    """An orthonormal basis V with its images `A V` and the projection `V^T A V`."""
+
+    def __init__(self, op: LinearOperator, room: int) -> None:
+        self._op = op
+        self._vectors = torch.empty(room, op.shape[1], dtype=op.dtype, device=op.device)
+        self._images = torch.empty_like(self._vectors)
+        self._projection = torch.zeros(room, room, dtype=torch.float64)
+        self.size = 0
+
+    @property
+    def vectors(self) -> Tensor:
+        return self._vectors[: self.size]
+
+    def expand(self, rows: Tensor) -> None:
+        old, self.size = self.size, self.size + rows.shape[0]
+        self._vectors[old : self.size] = rows
+        self._images[old : self.size] = self._op.gram_rows(rows)
+        block = _small(self.vectors @ self._images[old : self.size].T)
+        self._projection[: self.size, old : self.size] = block
+        self._projection[old : self.size, : self.size] = block.T
+        square = self._projection[old : self.size, old : self.size]
+        square.copy_((square + square.T) / 2)
+        self._theta, self._coefficients = _descending_eigh(
+            self._projection[: self.size, : self.size]
+        )
+
+    def ritz(self, count: int) -> tuple[Tensor, Tensor]:
+        """The leading Ritz vectors and their images."""
+        mix = self._coefficients[:, :count].T.to(self._vectors.device, self._vectors.dtype)
+        return mix @ self.vectors, mix @ self._images[: self.size]
+
+    def residuals(self, k: int, width: int, accuracy: _Accuracy) -> tuple[Tensor, Tensor]:
+        """Residual rows of the k leading Ritz vectors, and the estimated errors of their values."""
+        k = min(k, self.size)
+        vectors, images = self.ritz(k)
+        theta = self._theta[:k]
+        rows = images - theta[:, None].to(vectors.device, vectors.dtype) * vectors
+        norms = _small(rows.norm(dim=1))
+        # A block of this width separates its leading vectors from the value that follows it.
+        following = self._theta[width] if self.size > width else self._theta[-1] * 0
+        error = accuracy.estimates(theta, norms, following)
+        if self.size <= width and self.size < self._op.shape[1]:
+            error = torch.where(norms <= 20 * accuracy.eps * theta[0], 0.0, torch.inf)
+        return rows, error
+
+    def restart(self, keep: int) -> None:
+        """Keep the leading Ritz vectors alone."""
+        vectors, images = self.ritz(keep)
+        self._vectors[:keep], self._images[:keep] = vectors, images
+        self._projection.zero_()
+        self._projection[:keep, :keep] = torch.diag(self._theta[:keep])
+        self.size = keep
+
+
+def orthonormal_rows(rows: Tensor, against: Tensor) -> Tensor:
+    """An orthonormal basis of the rows' span outside that of the orthonormal `against`.
+
+    Directions that are numerically inside are dropped. Done twice: once is not enough in
+    floating point.
+    """
+    floor = torch.finfo(rows.dtype).eps
+    for attempt in range(2):
+        norms = rows.norm(dim=1)
+        rows = rows[norms > 0] / norms[norms > 0, None]
+        if against.shape[0]:
+            rows = rows - (rows @ against.T) @ against
+        values, vectors = torch.linalg.eigh(_small(rows @ rows.T))
+        # Rows were of length one: what is left of a direction inside the span is rounding.
+        kept = values > (100 * floor if attempt == 0 else 0.25)
+        whiten = (vectors[:, kept] / values[kept].sqrt()).T
+        rows = whiten.to(rows.device, rows.dtype) @ rows
+    return rows
+
+
+# --- The paper's method -------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True)
+class PowerQR(Solver):
+    """Shifted subspace iteration: Algorithm 1 of the paper, as printed.
+
+    Each iteration replaces X by the Q factor of `(mu I + M^T M) X`; at the end the singular
+    values are `sqrt(|diag R| - mu)` (the sign of a QR factor's diagonal is free). It has no
+    stopping rule: the result says whether its residuals meet the tolerance. For comparison:
+    a positive shift slows the iteration down, and a fixed one depends on the weights' scale.
+
+    Attributes:
+        iterations: How many, N in the paper.
+        shift: mu in the paper.
+    """
+
+    iterations: int = 100
+    shift: float = 1.0
+
+    def solve(
+        self, op: LinearOperator, k: int, tol: float, v0: Tensor | None, generator: torch.Generator
+    ) -> Triplets:
+        """Iterate a fixed number of times on the input side."""
+        if self.iterations < 1:
+            raise ValueError(f"PowerQR needs at least one iteration, got {self.iterations}.")
+        X = random_rows(op, k, generator) if v0 is None else v0[:k]
+        if X.shape[0] < k:
+            X = torch.cat([X, random_rows(op, k - X.shape[0], generator)])
+        for _ in range(self.iterations):
+            Q, R = torch.linalg.qr((self.shift * X + op.gram_rows(X)).T)
+            X = Q.T
+        S = (R.diagonal().abs() - self.shift).clamp_min(0).sqrt()
+        S, order = S.sort(descending=True)
+        V = X[order]
+        images = op.forward_rows(V)
+        U = images / images.norm(dim=1, keepdim=True).clamp_min(torch.finfo(V.dtype).tiny)
+        forward, backward = images - S[:, None] * U, op.adjoint_rows(U) - S[:, None] * V
+        residuals = torch.hypot(forward.norm(dim=1), backward.norm(dim=1))
+        converged = bool((residuals <= 2 * tol * S).all())
+        applications = 2 * k * (self.iterations + 1)
+        advice = (
+            ""
+            if converged
+            else (
+                f"PowerQR's {self.iterations} iterations did not bring the residuals below "
+                f"2 * tol = {2 * tol:g}. Go on with v0=spectrum.V, or use the default solver."
+            )
+        )
+        return Triplets(S, U, V, residuals, converged, applications, advice)

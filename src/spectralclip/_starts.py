@@ -1,0 +1,92 @@
+"""Where a Lanczos run begins.
+
+A random vector is the safe choice: it meets every singular vector. For convolutions on large
+images a better one costs next to nothing. Their leading singular vectors are nearly plane
+waves, and so are those of the same kernel on a small torus. A random vector on the torus,
+filtered there by a few applications of `M^T M`, then repeated over the whole image and faded
+out at the borders, has most of its weight on the leading part of the spectrum. Some plain
+noise is added, so that nothing is out of its reach.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from spectralclip._explicit import ConvGeometry, ConvMap, LinearMap, TransposedMap
+from spectralclip._operator import LinearOperator
+
+PERIOD = 8  # the torus's side; images of at least twice that are worth it
+FILTER_STEPS = 16
+NOISE = 0.3
+
+
+def random_rows(op: LinearOperator, count: int, generator: torch.Generator) -> Tensor:
+    """Gaussian rows on the operator's input side."""
+    rows = torch.randn(count, op.shape[1], generator=generator, dtype=torch.float64)
+    return rows.to(op.device, op.dtype)
+
+
+def filtered_row(op: LinearOperator, generator: torch.Generator) -> Tensor:
+    """One start row: tiled from a small torus where the layer allows it, else random."""
+    noise = random_rows(op, 1, generator)
+    torus = _torus_map(op.maps[0]) if len(op.maps) == 1 else None
+    if torus is None:
+        return noise
+    small = torus.source
+    row = torch.randn(1, small.size, generator=generator, dtype=torch.float64)
+    row = row.to(op.device, op.dtype)
+    for _ in range(FILTER_STEPS):
+        row = torus.adjoint(torus.forward(row))
+        row = row / row.norm().clamp_min(torch.finfo(row.dtype).tiny)
+    wave = small.to_tensor(row)
+    layout = op.maps[0].source
+    for axis, size in enumerate(layout.shape[1:], 2):
+        wave = torch.cat([wave] * math.ceil(size / wave.shape[axis]), axis).narrow(axis, 0, size)
+        if _padding_mode(op.maps[0]) == "zeros":
+            position = torch.arange(1, size + 1, device=op.device, dtype=op.dtype)
+            window = torch.sin(math.pi * position / (size + 1))
+            wave = wave * window.reshape(-1, *[1] * (wave.ndim - 1 - axis))
+    start = layout.to_rows(wave)
+    mixed: Tensor = start / start.norm().clamp_min(1e-30) + NOISE * noise / noise.norm()
+    return mixed
+
+
+def _convolution(map_: LinearMap) -> ConvMap | None:
+    inner = map_.inner if isinstance(map_, TransposedMap) else map_
+    return inner if isinstance(inner, ConvMap) else None
+
+
+def _padding_mode(map_: LinearMap) -> str:
+    conv = _convolution(map_)
+    return conv.geometry.mode if conv else ""
+
+
+def _torus_map(map_: LinearMap) -> LinearMap | None:
+    """The same kernel on a small torus, or None where that would not be much smaller."""
+    conv = _convolution(map_)
+    # Reflected and replicated borders have leading vectors of their own, which are no waves.
+    if conv is None or conv.geometry.mode not in ("zeros", "circular"):
+        return None
+    geometry, space = conv.geometry, conv.source.shape[1:]
+    sides = []
+    for size, stride in zip(space, geometry.stride, strict=True):
+        side = stride * math.ceil(PERIOD / stride) if size >= 2 * PERIOD else size - size % stride
+        sides.append(side)
+    if min(sides) < 1 or 4 * math.prod(sides) > math.prod(space):
+        return None
+    extent = [
+        d * (k - 1) + 1 for d, k in zip(geometry.dilation, conv.weight.shape[2:], strict=True)
+    ]
+    # On a torus of side a stride divides, there are side / stride windows.
+    after = tuple(
+        e - s - b for e, s, b in zip(extent, geometry.stride, geometry.before, strict=True)
+    )
+    wrapped = ConvGeometry(
+        geometry.stride, geometry.dilation, geometry.before, after, geometry.groups, "circular"
+    )
+    shape = (conv.source.shape[0], *sides)
+    torus = ConvMap(conv.weight, wrapped, shape, channels_last=conv.source.channels_last)
+    return TransposedMap(torus) if isinstance(map_, TransposedMap) else torus
