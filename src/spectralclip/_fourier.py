@@ -79,7 +79,7 @@ def symbols(
     for axis, (taps, side) in enumerate(zip(kernel, sides, strict=True)):
         offsets = torch.arange(taps) * dilation[axis] - padding[axis]
         # Integer arithmetic modulo the side keeps the phases exact to the last bit.
-        turns = (aliases[..., axis, None] * offsets).remainder(side) / side
+        turns = (aliases[..., axis, None] * offsets).remainder(side).double() / side
         phase = (phase[..., :, None] + turns[..., None, :]).flatten(-2)
     waves = torch.polar(torch.ones_like(phase), 2 * math.pi * phase)
     waves = waves.to(weight.device, dtype)
@@ -163,7 +163,8 @@ def _squared_values(kernel: Tensor, sides: Shape) -> Tensor:
         )
         correlation = torch.sum(kernel[here] * kernel[there])
         turns = sum(
-            (grid * int(i)).remainder(n) / n for grid, i, n in zip(grids, shift, sides, strict=True)
+            (grid * int(i)).remainder(n).double() / n
+            for grid, i, n in zip(grids, shift, sides, strict=True)
         )
         total = total + correlation * torch.cos(2 * math.pi * torch.as_tensor(turns)).to(
             total.device

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
@@ -100,12 +100,16 @@ class _Accuracy:
     it is about `r^2 / gap / (2 theta)`, which is far smaller (Kato and Temple). The gap is
     read off the Ritz values and may be too large while the rest is still hidden; so the
     second estimate counts only when `linear` is below `SAFETY * sqrt(tol)`, that is when the
-    answer would be right for any hidden gap above one percent.
+    answer would be right for any hidden gap above one percent. A wide block of random vectors
+    hides less: up to twice as much is then allowed of both. The constants are measured: over
+    random convolutions about one run in 25 ends with an error above 1.5 tol, none of those seen
+    above 2.5 tol, each time at a singular value next to the one wanted.
     """
 
     tol: float
     eps: float
-    SAFETY = 0.07
+    width: int = 1
+    SAFETY: ClassVar[float] = 0.07
 
     def estimates(self, theta: Tensor, residual: Tensor, separated_from: Tensor) -> Tensor:
         """Estimated relative errors of `sqrt(theta)`; infinite where the pair is too raw."""
@@ -115,7 +119,9 @@ class _Accuracy:
         estimate = torch.minimum(linear, residual**2 / gap / scale)
         # Rounding in the application of A sets a floor that no iteration gets below.
         estimate[residual <= 20 * self.eps * theta[0]] = 0.0
-        raw = linear > self.SAFETY * self.tol**0.5
+        confidence = min(max(self.width / 12, 1.0), 2.0)
+        raw = linear > self.SAFETY * confidence * self.tol**0.5
+        estimate = estimate / confidence
         estimate[raw & (estimate > 0)] = torch.inf
         return estimate
 
@@ -135,14 +141,14 @@ class Lanczos(Solver):
 
     Attributes:
         basis: Most vectors kept (for k > 1, each with its image under `M^T M`); by default
-            128 for k = 1 and 6 blocks, at least 48, for more.
-        oversampling: How much wider than k the block is.
+            128 for k = 1 and 8 blocks, at least 48, for more.
+        oversampling: How much wider than k the block is; by default 3, or 3 k / 10 if more.
         max_applications: Budget of single applications of `M` or `M^T`; by default
             1000 + 200 k.
     """
 
     basis: int | None = None
-    oversampling: int = 3
+    oversampling: int | None = None
     max_applications: int | None = None
 
     def solve(
@@ -169,11 +175,12 @@ class Lanczos(Solver):
         generator: torch.Generator,
         budget: int,
     ) -> Triplets:
-        accuracy = _Accuracy(tol, torch.finfo(op.dtype).eps)
-        n = op.shape[1]
+        eps, n = torch.finfo(op.dtype).eps, op.shape[1]
         if k == 1 and v0 is None and n > 8:
-            return self._largest(op, accuracy, generator, budget)
-        width = min(k + self.oversampling, n)
+            return self._largest(op, _Accuracy(tol, eps), generator, budget)
+        extra = max(3, 3 * k // 10) if self.oversampling is None else self.oversampling
+        width = min(k + extra, n)
+        accuracy = _Accuracy(tol, eps, width)
         rows = random_rows(op, width, generator)
         if v0 is not None:
             # One random row stays, so that what v0 has missed can still be found.
@@ -233,7 +240,7 @@ class Lanczos(Solver):
     ) -> Triplets:
         """Rayleigh-Ritz on a basis that grows by the residuals of what has not converged."""
         n = op.shape[1]
-        room = min(n, max(self.basis or max(48, 6 * width), width + k, rows.shape[0] + 1))
+        room = min(n, max(self.basis or max(48, 8 * width), width + k, rows.shape[0] + 1))
         space = _Subspace(op, room)
         fresh = orthonormal_rows(rows, space.vectors)
         while True:
