@@ -51,7 +51,7 @@ class BlockForm(ABC):
 
     @property
     def work(self) -> float:
-        """Multiplications that decomposing all blocks takes, roughly."""
+        """What decomposing all blocks takes, in multiplications of a fast product, roughly."""
         rows, columns = self.block_shape
         return 20.0 * self.copies.shape[0] * rows * columns * min(rows, columns)
 
@@ -226,6 +226,10 @@ class CircularBlocks(BlockForm):
         self._frequencies, counts = folded_frequencies(self._sides, geometry.stride)
         self.copies = counts.repeat(groups)
         self.block_shape = (c_out, c_in * math.prod(geometry.stride))
+
+    @property
+    def work(self) -> float:
+        return 4 * super().work  # complex
 
     @staticmethod
     def fits(map_: ConvMap) -> bool:

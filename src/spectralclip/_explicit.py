@@ -64,6 +64,11 @@ class LinearMap(ABC):
     source: Layout
     target: Layout
 
+    @property
+    def multiplications(self) -> float:
+        """What one application takes, roughly."""
+        return float(self.source.size + self.target.size)
+
     @abstractmethod
     def forward(self, rows: Tensor) -> Tensor:
         """`M x` for each row x."""
@@ -165,6 +170,10 @@ class DenseMap(LinearMap):
         self.source = Layout((*leading, weight.shape[1]))
         self.target = Layout((*leading, weight.shape[0]))
 
+    @property
+    def multiplications(self) -> float:
+        return float(self.weight.numel() * math.prod(self.leading))
+
     def forward(self, rows: Tensor) -> Tensor:
         return (rows.reshape(-1, self.weight.shape[1]) @ self.weight.T).reshape(rows.shape[0], -1)
 
@@ -230,6 +239,10 @@ class ConvMap(LinearMap):
             axes - 1
         ]
         self._output_padding = pad + tuple(self._left_over)
+
+    @property
+    def multiplications(self) -> float:
+        return float(self.weight.numel() * math.prod(self.target.shape[1:]))
 
     def scaled(self, rows: Tensor | None = None, columns: Tensor | None = None) -> ConvMap:
         """The convolution after scaling its output (`rows`) or input (`columns`) channels."""
@@ -335,6 +348,10 @@ class TransposedMap(LinearMap):
     def __init__(self, inner: LinearMap) -> None:
         self.inner = inner
         self.source, self.target = inner.target, inner.source
+
+    @property
+    def multiplications(self) -> float:
+        return self.inner.multiplications
 
     def forward(self, rows: Tensor) -> Tensor:
         return self.inner.adjoint(rows)

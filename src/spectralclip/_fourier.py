@@ -183,7 +183,7 @@ def duplicated_values(side: int | Sequence[int], axes: int = 1) -> int:
         side: Side of the input, one number or one for each axis.
         axes: Number of axes, if `side` is one number.
     """
-    sides = _sides(side, axes)
+    sides = _sides(side, axes if isinstance(side, int) else len(side))
     return math.prod(sides) - math.prod(2 if n % 2 == 0 else 1 for n in sides)
 
 

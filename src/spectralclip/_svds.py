@@ -17,9 +17,8 @@ from spectralclip._exact import DENSE_LIMIT, Exact, dense_values
 from spectralclip._operator import LinearOperator, as_operator
 from spectralclip._solvers import Lanczos, Solver, Triplets
 
-# Above this many multiplications, iterating finds a few leading values sooner than the exact
-# way finds them all; a Lanczos run costs a few dozen applications of the layer.
-_EXACT_WORK = 5e8
+# What a Lanczos run costs beyond applying the layer, in multiplications.
+_LANCZOS_OVERHEAD = 5e8
 
 
 class ConvergenceWarning(UserWarning):
@@ -191,8 +190,11 @@ def _choose(op: LinearOperator, k: int) -> Solver:
     m, n = op.shape
     small = min(m, n)
     form = block_form(op)
-    if form is not None and form.value_count >= k and form.work <= _EXACT_WORK:
-        return Exact()
+    if form is not None and form.value_count >= k:
+        pairs = 30 + 20 * k  # what Lanczos needs to three digits
+        lanczos = _LANCZOS_OVERHEAD + 2 * pairs * op.maps[0].multiplications
+        if form.work <= lanczos:
+            return Exact()
     # Lanczos needs about ten blocks; when those nearly fill the space, take all of it.
     if m * n <= DENSE_LIMIT and (small <= 64 or (5 * k >= small and small <= 4096)):
         return Exact()

@@ -67,15 +67,13 @@ def main() -> None:
     print(f"A small network, trained on the embedded digits: test accuracy {accuracy:.1%}\n")
     print(f"{'layer':<36}{'largest singular values':<36}{'applications':>13}{'ms':>8}")
     shape: tuple[int, ...] = (1, 28, 28)
-    layers = list(network)
-    for index, layer in enumerate(layers):
-        composed = index > 0 and isinstance(layer, nn.BatchNorm2d)
+    before: tuple[nn.Module, tuple[int, ...]] | None = None
+    for layer in network:
         if list(layer.parameters()):
             _print_row(describe(layer), layer, shape)
-        if composed:
-            before = layers[index - 1]
-            _print_row("  conv + batch norm", [before, layer], previous_shape)
-        previous_shape = shape
+        if isinstance(layer, nn.BatchNorm2d) and before is not None:
+            _print_row("  conv + batch norm", [before[0], layer], before[1])
+        before = layer, shape
         with torch.no_grad():
             shape = tuple(layer(torch.zeros(1, *shape)).shape[1:])
     print("\nEach value comes from the layer's own forward pass; no matrix was formed.")
