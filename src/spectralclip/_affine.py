@@ -10,7 +10,7 @@ buffer and no training flag of the layer changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
@@ -52,6 +52,18 @@ def evaluation_mode(modules: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for part in training:
             part.training = True
+
+
+@contextmanager
+def plain_numerics() -> Iterator[None]:
+    """Full precision, and autograd at hand, whatever the caller has switched on around us."""
+    with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        for device in ("cpu", "cuda", "mps", "xpu"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 @dataclass(frozen=True)
@@ -324,7 +336,8 @@ def check_affine(
         ...
         spectralclip._affine.NotAffineError: ReLU() (submodule '1') is not affine: ...
     """
-    require_affine(AffineFunction(layer, in_shape, dtype=dtype, device=device))
+    with plain_numerics():
+        require_affine(AffineFunction(layer, in_shape, dtype=dtype, device=device))
 
 
 def require_affine(function: AffineFunction) -> None:
@@ -360,8 +373,10 @@ _LARGE, _SMALL = 1e3, 1e-2
 
 
 def _probe_points(function: AffineFunction) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(2, *function.in_shape, generator=generator, dtype=torch.float64)
+    generator = torch.Generator("cpu").manual_seed(0)
+    x, y = torch.randn(
+        2, *function.in_shape, generator=generator, dtype=torch.float64, device="cpu"
+    )
     points = torch.stack([torch.zeros_like(x), x, y, x + y, -x, _LARGE * x, _SMALL * x])
     return points.to(function.device, function.dtype)
 

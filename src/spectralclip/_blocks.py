@@ -69,7 +69,7 @@ class BlockForm(ABC):
         for position in order.tolist():
             block, rank = divmod(position, values.shape[1])
             if block not in decomposed:
-                matrix = self.blocks(torch.tensor([block]))[0]
+                matrix = self.blocks(torch.tensor([block], device="cpu"))[0]
                 decomposed[block] = torch.linalg.svd(matrix, full_matrices=False)[2]
             rows.append(self.right_rows(block, decomposed[block][rank].conj(), k))
             found += int(self.copies[block])
@@ -117,7 +117,7 @@ class DenseBlocks(BlockForm):
 
     def __init__(self, map_: DenseMap) -> None:
         self._weight, self._source = map_.weight, map_.source
-        self.copies = torch.tensor([math.prod(map_.leading)])
+        self.copies = torch.tensor([math.prod(map_.leading)], device="cpu")
         self.block_shape = (map_.weight.shape[0], map_.weight.shape[1])
 
     def blocks(self, index: slice | Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class DenseBlocks(BlockForm):
     def right_rows(self, block: int, vector: Tensor, most: int) -> Tensor:
         count = min(int(self.copies), most)
         rows = vector.new_zeros(count, int(self.copies), vector.shape[0])
-        rows[torch.arange(count), torch.arange(count)] = vector
+        rows[torch.arange(count, device="cpu"), torch.arange(count, device="cpu")] = vector
         return rows.reshape(count, -1)
 
 
@@ -142,7 +142,7 @@ class DiagonalBlocks(BlockForm):
     def __init__(self, map_: DiagonalMap) -> None:
         self._factors, self._layout = map_.factors, map_.source
         positions = math.prod(self._layout.shape[1:])
-        self.copies = torch.full(map_.factors.shape, positions)
+        self.copies = torch.full(map_.factors.shape, positions, device="cpu")
         self.block_shape = (1, 1)
 
     def blocks(self, index: slice | Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class DiagonalBlocks(BlockForm):
     def right_rows(self, block: int, vector: Tensor, most: int) -> Tensor:
         count = min(int(self.copies[block]), most)
         tensor = vector.new_zeros(count, self._layout.shape[0], int(self.copies[block]))
-        tensor[torch.arange(count), block, torch.arange(count)] = 1.0
+        tensor[torch.arange(count, device="cpu"), block, torch.arange(count, device="cpu")] = 1.0
         return self._layout.to_rows(tensor.reshape(count, *self._layout.shape))
 
 
@@ -168,7 +168,7 @@ class WindowBlocks(BlockForm):
         self._kernel = tuple(map_.weight.shape[2:])
         self._windows = map_.target.shape[1:]
         self._matrices = map_.weight.reshape(groups, map_.weight.shape[0] // groups, -1)
-        self.copies = torch.full((groups,), math.prod(self._windows))
+        self.copies = torch.full((groups,), math.prod(self._windows), device="cpu")
         self.block_shape = (self._matrices.shape[1], self._matrices.shape[2])
 
     @staticmethod
@@ -196,9 +196,9 @@ class WindowBlocks(BlockForm):
         patch = vector.reshape(channels, *self._kernel)
         tensor = vector.new_zeros(count, *self._layout.shape)
         for copy in range(count):
-            window = torch.unravel_index(torch.tensor(copy), self._windows)
+            window = torch.unravel_index(torch.tensor(copy, device="cpu"), self._windows)
             taps = [
-                int(place) * stride + torch.arange(k) * d
+                int(place) * stride + torch.arange(k, device="cpu") * d
                 for place, stride, k, d in zip(
                     window,
                     self._geometry.stride,
@@ -207,7 +207,7 @@ class WindowBlocks(BlockForm):
                     strict=True,
                 )
             ]
-            own = torch.arange(block * channels, (block + 1) * channels)
+            own = torch.arange(block * channels, (block + 1) * channels, device="cpu")
             tensor[copy][torch.meshgrid(own, *taps, indexing="ij")] = patch
         return self._layout.to_rows(tensor)
 
@@ -242,7 +242,7 @@ class CircularBlocks(BlockForm):
         )
 
     def blocks(self, index: slice | Tensor) -> Tensor:
-        chosen = torch.arange(self.copies.shape[0])[index]
+        chosen = torch.arange(self.copies.shape[0], device="cpu")[index]
         count = self._frequencies.shape[0]
         parts = []
         for group in chosen.div(count, rounding_mode="floor").unique().tolist():
@@ -269,18 +269,16 @@ class CircularBlocks(BlockForm):
         stride = self._map.geometry.stride
         waves = alias_frequencies(self._frequencies[member : member + 1], self._sides, stride)[0]
         amplitudes = vector.reshape(waves.shape[0], -1)
-        image = torch.zeros(amplitudes.shape[1], *self._sides, dtype=vector.dtype)
-        image = image.to(vector.device)
+        image = vector.new_zeros(amplitudes.shape[1], *self._sides)
         for frequency, amplitude in zip(waves, amplitudes, strict=True):
-            phase = torch.zeros((), dtype=torch.float64)
+            phase = torch.zeros((), dtype=torch.float64, device="cpu")
             for side, step in zip(self._sides, frequency.tolist(), strict=True):
-                turns = (torch.arange(side) * step).remainder(side).double() / side
+                turns = (torch.arange(side, device="cpu") * step).remainder(side).double() / side
                 phase = phase[..., None] + turns
             wave = torch.polar(torch.ones_like(phase), 2 * math.pi * phase).to(image)
             image += amplitude.reshape(-1, *[1] * len(self._sides)) * wave
         channels = image.shape[0]
-        tensor = torch.zeros(2, *self._layout.shape, dtype=self._map.weight.dtype)
-        tensor = tensor.to(vector.device)
+        tensor = self._map.weight.new_zeros(2, *self._layout.shape)
         own = slice(group * channels, (group + 1) * channels)
         tensor[0, own], tensor[1, own] = image.real, image.imag
         return self._layout.to_rows(tensor)

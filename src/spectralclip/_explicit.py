@@ -306,7 +306,7 @@ def _zeros_along(x: Tensor, axis: int, size: int) -> Tensor:
 
 def _read_positions(mode: str, before: int, n: int, after: int) -> Tensor:
     """For each position of the padded axis, where in the axis its value comes from."""
-    index = torch.arange(-before, n + after)
+    index = torch.arange(-before, n + after, device="cpu")
     if mode == "circular":
         return index.remainder(n)
     if mode == "replicate":

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -30,11 +31,12 @@ def folded_frequencies(sides: Shape, stride: Shape) -> tuple[Tensor, Tensor]:
         Integer frequencies `(f, d)` with entries below `side / stride`, and their counts.
     """
     reduced = [side // step for side, step in zip(sides, stride, strict=True)]
-    axes = [torch.arange(size) for size in reduced]
+    axes = [torch.arange(size, device="cpu") for size in reduced]
     grid = torch.cartesian_prod(*axes).reshape(-1, len(reduced))
-    sizes = torch.tensor(reduced)
+    sizes = torch.tensor(reduced, device="cpu")
     mirrored = (-grid).remainder(sizes)
-    weights = torch.tensor([math.prod(reduced[axis + 1 :]) for axis in range(len(reduced))])
+    places = [math.prod(reduced[axis + 1 :]) for axis in range(len(reduced))]
+    weights = torch.tensor(places, device="cpu")
     rank, mirrored_rank = (grid * weights).sum(1), (mirrored * weights).sum(1)
     kept = rank <= mirrored_rank
     counts = torch.where(rank == mirrored_rank, 1, 2)
@@ -43,8 +45,9 @@ def folded_frequencies(sides: Shape, stride: Shape) -> tuple[Tensor, Tensor]:
 
 def alias_frequencies(frequencies: Tensor, sides: Shape, stride: Shape) -> Tensor:
     """All input frequencies that a stride folds onto each output frequency: `(f, aliases, d)`."""
-    reduced = torch.tensor([side // step for side, step in zip(sides, stride, strict=True)])
-    shifts = torch.cartesian_prod(*[torch.arange(step) for step in stride])
+    sizes = [side // step for side, step in zip(sides, stride, strict=True)]
+    reduced = torch.tensor(sizes, device="cpu")
+    shifts = torch.cartesian_prod(*[torch.arange(step, device="cpu") for step in stride])
     return frequencies[:, None] + shifts.reshape(1, -1, len(stride)) * reduced
 
 
@@ -75,9 +78,9 @@ def symbols(
     """
     c_out, c_in, *kernel = weight.shape
     aliases = alias_frequencies(frequencies, sides, stride)
-    phase = torch.zeros(*aliases.shape[:2], 1, dtype=torch.float64)
+    phase = torch.zeros(*aliases.shape[:2], 1, dtype=torch.float64, device="cpu")
     for axis, (taps, side) in enumerate(zip(kernel, sides, strict=True)):
-        offsets = torch.arange(taps) * dilation[axis] - padding[axis]
+        offsets = torch.arange(taps, device="cpu") * dilation[axis] - padding[axis]
         # Integer arithmetic modulo the side keeps the phases exact to the last bit.
         turns = (aliases[..., axis, None] * offsets).remainder(side).double() / side
         phase = (phase[..., :, None] + turns[..., None, :]).flatten(-2)
@@ -150,25 +153,17 @@ def theorem_singular_values(kernels: Tensor, side: int | Sequence[int]) -> Tenso
 def _squared_values(kernel: Tensor, sides: Shape) -> Tensor:
     """`sum_i c_i cos(<w, i>)` over all shifts i of the autocorrelation, at each frequency w."""
     total = torch.zeros(sides, dtype=torch.float64, device=kernel.device)
-    grids = torch.meshgrid(*[torch.arange(side) for side in sides], indexing="ij")
-    shifts = [range(-taps + 1, taps) for taps in kernel.shape]
-    for shift in torch.cartesian_prod(*[torch.tensor(s) for s in shifts]).reshape(-1, kernel.ndim):
-        here = tuple(
-            slice(max(0, -int(i)), min(t, t - int(i)))
-            for i, t in zip(shift, kernel.shape, strict=True)
-        )
-        there = tuple(
-            slice(max(0, int(i)), min(t, t + int(i)))
-            for i, t in zip(shift, kernel.shape, strict=True)
-        )
-        correlation = torch.sum(kernel[here] * kernel[there])
-        turns = sum(
-            (grid * int(i)).remainder(n).double() / n
-            for grid, i, n in zip(grids, shift, sides, strict=True)
-        )
-        total = total + correlation * torch.cos(2 * math.pi * torch.as_tensor(turns)).to(
-            total.device
-        )
+    axes = [torch.arange(side, dtype=torch.float64, device="cpu") for side in sides]
+    grids = torch.meshgrid(*axes, indexing="ij")
+    for shift in product(*[range(-taps + 1, taps) for taps in kernel.shape]):
+        pairs = list(zip(shift, kernel.shape, strict=True))
+        here = tuple(slice(max(0, -i), min(taps, taps - i)) for i, taps in pairs)
+        there = tuple(slice(max(0, i), min(taps, taps + i)) for i, taps in pairs)
+        turns = [
+            (grid * i).remainder(n) / n for grid, i, n in zip(grids, shift, sides, strict=True)
+        ]
+        wave = torch.cos(2 * math.pi * torch.stack(turns).sum(0)).to(total.device)
+        total = total + torch.sum(kernel[here] * kernel[there]) * wave
     return total
 
 

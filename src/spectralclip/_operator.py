@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
-from spectralclip._affine import AffineFunction, Layer, require_affine
+from spectralclip._affine import AffineFunction, Layer, plain_numerics, require_affine
 from spectralclip._explicit import (
     AutogradMap,
     LinearMap,
@@ -66,24 +66,28 @@ class LinearOperator:
 
     # --- on tensors of the layer's own shapes ---
 
+    @plain_numerics()
     def matvec(self, x: Tensor) -> Tensor:
         """`M x`, for one input or a batch."""
         batch, single = self._batch(x, self.in_shape, "matvec")
         y = self.output_tensor(self.forward_rows(self.input_rows(batch)))
         return y[0] if single else y
 
+    @plain_numerics()
     def rmatvec(self, y: Tensor) -> Tensor:
         """`M^T y`, for one output or a batch."""
         batch, single = self._batch(y, self.out_shape, "rmatvec")
         x = self.input_tensor(self.adjoint_rows(self.output_rows(batch)))
         return x[0] if single else x
 
+    @plain_numerics()
     def gram(self, x: Tensor) -> Tensor:
         """`M^T M x`, for one input or a batch; one forward and one backward pass."""
         batch, single = self._batch(x, self.in_shape, "gram")
         z = self.input_tensor(self.gram_rows(self.input_rows(batch)))
         return z[0] if single else z
 
+    @plain_numerics()
     def pullback(self, u: Tensor, v: Tensor) -> dict[str, Tensor]:
         """The gradient of `<u, M(W) v>` in the parameters W, by name.
 
@@ -114,6 +118,7 @@ class LinearOperator:
             )
         return dict(zip(names, gradients, strict=True))
 
+    @plain_numerics()
     def bilinear(self, u: Tensor, v: Tensor) -> Tensor:
         """The sum of `<u_i, M(W) v_i>` over a batch, attached to the layer's own parameters."""
         if self._transposed:
@@ -156,7 +161,7 @@ class LinearOperator:
             return on_columns
 
         matmat, rmatmat = through(self.matvec, self.in_shape), through(self.rmatvec, self.out_shape)
-        dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
+        dtype = torch.empty(0, dtype=self.dtype, device="cpu").numpy().dtype
         return ScipyOperator(
             shape=self.shape,
             matvec=matmat,
@@ -231,11 +236,11 @@ class LinearOperator:
 
 def bilinear(function: AffineFunction, u: Tensor, v: Tensor, values: dict[str, Tensor]) -> Tensor:
     """The sum of `<u_i, f(v_i) - f(0)>` as a function of the parameter values."""
-    with torch.enable_grad():
-        offset = function(function.zeros(1), values)
-        return torch.sum(u * (function(v, values) - offset))
+    offset = function(function.zeros(1), values)
+    return torch.sum(u * (function(v, values) - offset))
 
 
+@plain_numerics()
 def as_operator(
     layer: Layer | LinearOperator,
     in_shape: Sequence[int],

@@ -283,9 +283,9 @@ def _combination(rows: list[Tensor], weights: Tensor) -> Tensor:
 
 def _tridiagonal_eigh(diagonal: list[float], beside: list[float]) -> tuple[Tensor, Tensor]:
     """Eigenvalues, descending, and eigenvectors of a small symmetric tridiagonal matrix."""
-    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
+    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64, device="cpu"))
     if beside:
-        band = torch.tensor(beside, dtype=torch.float64)
+        band = torch.tensor(beside, dtype=torch.float64, device="cpu")
         matrix = matrix + torch.diag(band, 1) + torch.diag(band, -1)
     return _descending_eigh(matrix)
 
@@ -308,7 +308,7 @@ class _Subspace:
         self._op = op
         self._vectors = torch.empty(room, op.shape[1], dtype=op.dtype, device=op.device)
         self._images = torch.empty_like(self._vectors)
-        self._projection = torch.zeros(room, room, dtype=torch.float64)
+        self._projection = torch.zeros(room, room, dtype=torch.float64, device="cpu")
         self.size = 0
 
     @property

@@ -25,8 +25,13 @@ NOISE = 0.3
 
 def random_rows(op: LinearOperator, count: int, generator: torch.Generator) -> Tensor:
     """Gaussian rows on the operator's input side."""
-    rows = torch.randn(count, op.shape[1], generator=generator, dtype=torch.float64)
-    return rows.to(op.device, op.dtype)
+    return gaussian(count, op.shape[1], generator).to(op.device, op.dtype)
+
+
+def gaussian(count: int, size: int, generator: torch.Generator) -> Tensor:
+    """Gaussian rows, the same on every device and in every precision."""
+    place = generator.device
+    return torch.randn(count, size, generator=generator, dtype=torch.float64, device=place)
 
 
 def filtered_row(op: LinearOperator, generator: torch.Generator) -> Tensor:
@@ -36,8 +41,7 @@ def filtered_row(op: LinearOperator, generator: torch.Generator) -> Tensor:
     if torus is None:
         return noise
     small = torus.source
-    row = torch.randn(1, small.size, generator=generator, dtype=torch.float64)
-    row = row.to(op.device, op.dtype)
+    row = gaussian(1, small.size, generator).to(op.device, op.dtype)
     for _ in range(FILTER_STEPS):
         row = torus.adjoint(torus.forward(row))
         row = row / row.norm().clamp_min(torch.finfo(row.dtype).tiny)

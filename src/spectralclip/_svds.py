@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from spectralclip._affine import Layer
+from spectralclip._affine import Layer, plain_numerics
 from spectralclip._blocks import block_form
 from spectralclip._exact import DENSE_LIMIT, Exact, dense_values
 from spectralclip._operator import LinearOperator, as_operator
@@ -56,6 +56,7 @@ class Spectrum:
         return f"Spectrum(S=[{values}{more}], {self.applications} applications, {state})"
 
 
+@plain_numerics()
 def svds(
     layer: Layer | LinearOperator,
     in_shape: Sequence[int],
@@ -99,13 +100,14 @@ def svds(
     _check_request(op, k, tol)
     start = _start_rows(op, v0)
     if generator is None:
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator("cpu").manual_seed(0)
     chosen = _choose(op, k) if solver == "auto" else solver
     if not isinstance(chosen, Solver):
         raise TypeError(f'solver must be "auto", Lanczos(), PowerQR() or Exact(), got {solver!r}.')
     return _spectrum(op, chosen.solve(op, k, tol, start, generator))
 
 
+@plain_numerics()
 def spectral_norm(
     layer: Layer | LinearOperator,
     in_shape: Sequence[int],
@@ -146,6 +148,7 @@ def spectral_norm(
     return spectrum.S[0]
 
 
+@plain_numerics()
 def singular_values(layer: Layer | LinearOperator, in_shape: Sequence[int]) -> Tensor:
     """All `min(m, n)` singular values of a layer, descending.
 
