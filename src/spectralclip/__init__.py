@@ -2,7 +2,8 @@
 
 from importlib.metadata import version
 
-from spectralclip._affine import NotAffineError, check_affine
+from spectralclip._affine import NotAffineError
+from spectralclip._check import check_affine
 from spectralclip._exact import Exact
 from spectralclip._operator import LinearOperator, as_operator
 from spectralclip._solvers import Lanczos, PowerQR, Solver

@@ -18,8 +18,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from spectralclip._explicit import ConvMap, DenseMap, DiagonalMap, LinearMap, TransposedMap
 from spectralclip._fourier import alias_frequencies, folded_frequencies, symbols
+from spectralclip._maps import ConvMap, DenseMap, DiagonalMap, LinearMap, TransposedMap
 from spectralclip._operator import LinearOperator
 
 Shape = tuple[int, ...]
@@ -31,10 +31,37 @@ class BlockForm(ABC):
     Attributes:
         copies: How often each block is used, `(blocks,)`.
         block_shape: Rows and columns of a block.
+        application_work: Multiplications that one application of the layer takes.
     """
 
     copies: Tensor
     block_shape: tuple[int, int]
+    application_work: float
+
+    @abstractmethod
+    def values(self) -> Tensor:
+        """The singular values of each block, descending: `(blocks, min(rows, columns))`."""
+
+    @abstractmethod
+    def leading_rows(self, k: int) -> Tensor:
+        """Flat input rows that span at least k leading right singular vectors."""
+
+    @property
+    @final
+    def value_count(self) -> int:
+        """How many singular values the blocks have together; further ones are zero."""
+        return int(self.copies.sum()) * min(self.block_shape)
+
+    @property
+    @final
+    def work(self) -> float:
+        """What decomposing all blocks takes, in multiplications of a fast product, roughly."""
+        rows, columns = self.block_shape
+        return 50.0 * self.copies.shape[0] * rows * columns * min(rows, columns)
+
+
+class ListedBlocks(BlockForm):
+    """Blocks that can be had one by one."""
 
     @abstractmethod
     def blocks(self, index: slice | Tensor) -> Tensor:
@@ -44,29 +71,14 @@ class BlockForm(ABC):
     def right_rows(self, block: int, vector: Tensor, most: int) -> Tensor:
         """Flat input rows that a block's right singular vector stands for, at most some."""
 
-    @property
-    def value_count(self) -> int:
-        """How many singular values the blocks have together; further ones are zero."""
-        return int(self.copies.sum()) * min(self.block_shape)
-
-    @property
-    def work(self) -> float:
-        """What decomposing all blocks takes, in multiplications of a fast product, roughly."""
-        rows, columns = self.block_shape
-        return 20.0 * self.copies.shape[0] * rows * columns * min(rows, columns)
-
-    def values(self) -> Tensor:
-        """The singular values of each block, descending: `(blocks, min(rows, columns))`."""
-        return block_values(self.blocks, self.copies.shape[0], self.block_shape)
-
+    @final
     def leading_rows(self, k: int) -> Tensor:
-        """Flat input rows that span at least k leading right singular vectors."""
+        """Decompose those blocks that hold a leading value."""
         values = self.values()
-        order = values.flatten().argsort(descending=True)
         rows: list[Tensor] = []
         found = 0
         decomposed: dict[int, Tensor] = {}
-        for position in order.tolist():
+        for position in values.flatten().argsort(descending=True).tolist():
             block, rank = divmod(position, values.shape[1])
             if block not in decomposed:
                 matrix = self.blocks(torch.tensor([block], device="cpu"))[0]
@@ -112,13 +124,14 @@ def _gram_values(matrices: Tensor) -> Tensor:
 
 
 @final
-class DenseBlocks(BlockForm):
+class DenseBlocks(ListedBlocks):
     """One matrix, at each position of the leading axes."""
 
     def __init__(self, map_: DenseMap) -> None:
         self._weight, self._source = map_.weight, map_.source
         self.copies = torch.tensor([math.prod(map_.leading)], device="cpu")
         self.block_shape = (map_.weight.shape[0], map_.weight.shape[1])
+        self.application_work = float(map_.weight.numel() * math.prod(map_.leading))
 
     def blocks(self, index: slice | Tensor) -> Tensor:
         return self._weight[None]
@@ -126,7 +139,7 @@ class DenseBlocks(BlockForm):
     def values(self) -> Tensor:
         if min(self.block_shape) > 256 and self._weight.dtype == torch.float32:
             return _gram_values(self._weight[None])
-        return super().values()
+        return block_values(self.blocks, 1, self.block_shape)
 
     def right_rows(self, block: int, vector: Tensor, most: int) -> Tensor:
         count = min(int(self.copies), most)
@@ -136,7 +149,7 @@ class DenseBlocks(BlockForm):
 
 
 @final
-class DiagonalBlocks(BlockForm):
+class DiagonalBlocks(ListedBlocks):
     """One number for each channel, at each position."""
 
     def __init__(self, map_: DiagonalMap) -> None:
@@ -144,6 +157,7 @@ class DiagonalBlocks(BlockForm):
         positions = math.prod(self._layout.shape[1:])
         self.copies = torch.full(map_.factors.shape, positions, device="cpu")
         self.block_shape = (1, 1)
+        self.application_work = float(map_.source.size)
 
     def blocks(self, index: slice | Tensor) -> Tensor:
         return self._factors[index][:, None, None]
@@ -159,7 +173,7 @@ class DiagonalBlocks(BlockForm):
 
 
 @final
-class WindowBlocks(BlockForm):
+class WindowBlocks(ListedBlocks):
     """A convolution whose windows do not overlap: the same matrix in each window."""
 
     def __init__(self, map_: ConvMap) -> None:
@@ -170,6 +184,7 @@ class WindowBlocks(BlockForm):
         self._matrices = map_.weight.reshape(groups, map_.weight.shape[0] // groups, -1)
         self.copies = torch.full((groups,), math.prod(self._windows), device="cpu")
         self.block_shape = (self._matrices.shape[1], self._matrices.shape[2])
+        self.application_work = _conv_work(map_)
 
     @staticmethod
     def fits(map_: ConvMap) -> bool:
@@ -186,6 +201,9 @@ class WindowBlocks(BlockForm):
                 strict=True,
             )
         )
+
+    def values(self) -> Tensor:
+        return block_values(self.blocks, self.copies.shape[0], self.block_shape)
 
     def blocks(self, index: slice | Tensor) -> Tensor:
         return self._matrices[index]
@@ -213,7 +231,7 @@ class WindowBlocks(BlockForm):
 
 
 @final
-class CircularBlocks(BlockForm):
+class CircularBlocks(ListedBlocks):
     """A circular convolution: one complex matrix for each group and frequency."""
 
     def __init__(self, map_: ConvMap) -> None:
@@ -226,10 +244,7 @@ class CircularBlocks(BlockForm):
         self._frequencies, counts = folded_frequencies(self._sides, geometry.stride)
         self.copies = counts.repeat(groups)
         self.block_shape = (c_out, c_in * math.prod(geometry.stride))
-
-    @property
-    def work(self) -> float:
-        return 4 * super().work  # complex
+        self.application_work = _conv_work(map_)
 
     @staticmethod
     def fits(map_: ConvMap) -> bool:
@@ -240,6 +255,9 @@ class CircularBlocks(BlockForm):
                 map_.source.shape[1:], geometry.stride, map_.target.shape[1:], strict=True
             )
         )
+
+    def values(self) -> Tensor:
+        return block_values(self.blocks, self.copies.shape[0], self.block_shape)
 
     def blocks(self, index: slice | Tensor) -> Tensor:
         chosen = torch.arange(self.copies.shape[0], device="cpu")[index]
@@ -292,9 +310,7 @@ class TransposedBlocks(BlockForm):
         self._inner, self._map = inner, map_
         self.copies = inner.copies
         self.block_shape = (inner.block_shape[1], inner.block_shape[0])
-
-    def blocks(self, index: slice | Tensor) -> Tensor:
-        return self._inner.blocks(index).mH
+        self.application_work = inner.application_work
 
     def values(self) -> Tensor:
         return self._inner.values()
@@ -303,8 +319,9 @@ class TransposedBlocks(BlockForm):
         # The left vectors of the inner layer: images of its right ones.
         return self._map.adjoint(self._inner.leading_rows(k))
 
-    def right_rows(self, block: int, vector: Tensor, most: int) -> Tensor:
-        raise AssertionError("leading_rows does not go through single blocks here")
+
+def _conv_work(map_: ConvMap) -> float:
+    return float(map_.weight.numel() * math.prod(map_.target.shape[1:]))
 
 
 def block_form(op: LinearOperator) -> BlockForm | None:

@@ -9,14 +9,10 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
-from spectralclip._affine import AffineFunction, Layer, plain_numerics, require_affine
-from spectralclip._explicit import (
-    AutogradMap,
-    LinearMap,
-    TransposedMap,
-    build_maps,
-    known_affine,
-)
+from spectralclip._affine import AffineFunction, Layer, plain_numerics
+from spectralclip._check import require_affine
+from spectralclip._explicit import build_maps, known_affine
+from spectralclip._maps import AutogradMap, LinearMap, TransposedMap
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator as ScipyOperator

@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor
 
-from spectralclip._explicit import ConvGeometry, ConvMap, LinearMap, TransposedMap
+from spectralclip._maps import ConvGeometry, ConvMap, LinearMap, TransposedMap
 from spectralclip._operator import LinearOperator
 
 PERIOD = 8  # the torus's side; images of at least twice that are worth it

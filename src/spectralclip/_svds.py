@@ -195,7 +195,7 @@ def _choose(op: LinearOperator, k: int) -> Solver:
     form = block_form(op)
     if form is not None and form.value_count >= k:
         pairs = 30 + 20 * k  # what Lanczos needs to three digits
-        lanczos = _LANCZOS_OVERHEAD + 2 * pairs * op.maps[0].multiplications
+        lanczos = _LANCZOS_OVERHEAD + 2 * pairs * form.application_work
         if form.work <= lanczos:
             return Exact()
     # Lanczos needs about ten blocks; when those nearly fill the space, take all of it.
