@@ -418,10 +418,10 @@ def test_surroundings_do_not_change_the_operator(
     case: Case, explicit: bool, surroundings: str, generator: torch.Generator
 ) -> None:
     context: AbstractContextManager[object] = SURROUNDINGS[surroundings]()
-    plain = operator(case, explicit=explicit)
+    plain, layer = operator(case, explicit=explicit), case.make()
     x, y = random_pair(plain, 2, generator)
     with context:
-        op = operator(case, explicit=explicit)
+        op = as_operator(layer, case.in_shape, explicit=explicit)
         got = op.matvec(x), op.rmatvec(y), op.gram(x), op.pullback(y, x)
     expected = plain.matvec(x), plain.rmatvec(y), plain.gram(x), plain.pullback(y, x)
     close = {"rtol": 1e-5, "atol": 1e-5}
