@@ -9,6 +9,8 @@ buffer and no training flag of the layer changes.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -33,7 +35,7 @@ def describe(layer: object) -> str:
     if isinstance(layer, nn.Module):
         text = " ".join(repr(layer).split())
         return text if len(text) <= 100 else f"{type(layer).__name__}(...)"
-    if isinstance(layer, Sequence):
+    if isinstance(layer, Sequence) and not isinstance(layer, str):
         return "[" + ", ".join(describe(part) for part in layer) + "]"
     return getattr(layer, "__name__", None) or type(layer).__name__
 
@@ -63,6 +65,13 @@ def plain_numerics() -> Iterator[None]:
         for device in ("cpu", "cuda", "mps", "xpu"):
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+@contextmanager
+def unchanged_rng(device: torch.device) -> Iterator[None]:
+    """Put torch's global random state back, should a layer have drawn from it."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
 
 
@@ -101,11 +110,19 @@ def _embed_one_hot(layer: nn.Embedding | nn.EmbeddingBag, weight: Tensor, x: Ten
     if layer.max_norm is not None:
         norms = torch.linalg.vector_norm(weight, ord=layer.norm_type, dim=1, keepdim=True)
         weight = weight * torch.clamp(layer.max_norm / norms.clamp_min(1e-7), max=1.0)
-    rows = x @ weight
     if isinstance(layer, nn.Embedding):
-        return rows
+        return x @ weight
     if layer.mode == "max":
         raise NotAffineError(f"{describe(layer)} takes a maximum, which is not affine.")
+    if layer.padding_idx is not None:
+        if layer.mode == "mean":
+            raise NotAffineError(
+                f"{describe(layer)} divides by the number of entries that are not padding, which "
+                "is not affine."
+            )
+        kept = torch.arange(weight.shape[0], device=weight.device) != layer.padding_idx
+        weight = weight * kept[:, None]
+    rows = x @ weight
     return rows.sum(-2) if layer.mode == "sum" else rows.mean(-2)
 
 
@@ -138,6 +155,9 @@ class AffineFunction:
         out_shape: Shape of one output.
         at_zero: `f(0) = b`, of shape `(1, *out_shape)`.
         shapes: Shapes between the stages: `in_shape`, ..., `out_shape`.
+        magnitude: The largest entry of `M x` for a random unit vector x.
+        gain: A power of two. `f(x) - f(0)` loses what `f(0)` is larger than it is; evaluated
+            at `gain * x` the linear part outweighs the offset.
     """
 
     def __init__(
@@ -175,8 +195,11 @@ class AffineFunction:
             name: tensor.detach().to(self.dtype) if tensor.is_floating_point() else tensor
             for name, tensor in tensors.items()
         }
-        self.shapes, self.at_zero = self._trace()
-        self.out_shape = self.shapes[-1]
+        with torch.no_grad(), unchanged_rng(self.device):
+            self.shapes, self.at_zero = self._trace()
+            self.out_shape = self.shapes[-1]
+            self.magnitude = self._find_magnitude()
+        self.gain = self._find_gain()
 
     def __call__(self, x: Tensor, values: Mapping[str, Tensor] | None = None) -> Tensor:
         """`f(x)` on a batch; with other parameter values where some are given."""
@@ -204,8 +227,9 @@ class AffineFunction:
     def _trace(self) -> tuple[tuple[tuple[int, ...], ...], Tensor]:
         """The shapes between the stages, and `f(0)`."""
         x, shapes = self.zeros(1), [self.in_shape]
-        with torch.no_grad(), evaluation_mode(self._modules):
+        with evaluation_mode(self._modules):
             for stage in self.stages:
+                _check_rank(stage.layer, shapes[-1])
                 try:
                     x = stage(self.values, x)
                 except NotAffineError:
@@ -230,6 +254,28 @@ class AffineFunction:
                 shapes.append(tuple(x.shape[1:]))
         return tuple(shapes), x
 
+    def _find_magnitude(self) -> float:
+        generator = torch.Generator("cpu").manual_seed(0)
+        x = torch.randn(1, *self.in_shape, generator=generator, device="cpu")
+        x = (x / x.norm()).to(self.device, self.dtype)
+        return float((self(x) - self.at_zero).abs().max())
+
+    def _find_gain(self) -> float:
+        offset, linear = float(self.at_zero.abs().max()), self.magnitude
+        if not (0 < linear < offset < math.inf):
+            return 1.0
+        return 2.0 ** min(40, math.ceil(math.log2(offset / linear)) + 3)
+
+
+def _check_rank(layer: object, shape: tuple[int, ...]) -> None:
+    """Torch would take a batch without a channel axis for a single input with one."""
+    axes = getattr(layer, "kernel_size", None)
+    if isinstance(layer, nn.modules.conv._ConvNd) and axes and len(shape) != len(axes) + 1:
+        raise ValueError(
+            f"{describe(layer)} needs an in_shape of {len(axes) + 1} entries, channels first and "
+            f"without the batch dimension, got {shape}."
+        )
+
 
 def _named_tensors(module: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -239,9 +285,13 @@ def _named_tensors(module: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
 
 
 def _checked_shape(in_shape: Sequence[int], name: str) -> tuple[int, ...]:
-    if isinstance(in_shape, int):
-        in_shape = (in_shape,)
-    shape = tuple(int(size) for size in in_shape)
+    try:
+        shape = tuple(operator.index(size) for size in in_shape)
+    except TypeError as error:
+        raise TypeError(
+            f"in_shape of {name} must be a sequence of integers such as (3, 32, 32), "
+            f"got {in_shape!r}."
+        ) from error
     if not shape or min(shape) < 1:
         raise ValueError(
             f"in_shape of {name} must have at least one dimension and no empty one, got {shape}: "

@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spectralclip._affine import AffineFunction, Layer, NotAffineError, describe, plain_numerics
+from spectralclip._affine import (
+    AffineFunction,
+    Layer,
+    NotAffineError,
+    describe,
+    plain_numerics,
+    unchanged_rng,
+)
 
 
 def check_affine(
@@ -50,13 +57,9 @@ def check_affine(
 def require_affine(function: AffineFunction) -> None:
     """Raise unless the function passes the affine relations at random points."""
     points = _probe_points(function)
-    state = torch.random.get_rng_state()
-    try:
-        with torch.no_grad():
-            outputs = function(points)
-            alone = function(points[1:2])
-    finally:
-        torch.random.set_rng_state(state)
+    with torch.no_grad(), unchanged_rng(function.device):
+        outputs = function(points)
+        alone = function(points[1:2])
     if outputs.shape[0] != points.shape[0]:
         raise NotAffineError(f"{function.name} does not keep the batch dimension.")
     _require_finite(function, outputs)
@@ -112,34 +115,33 @@ def _require_finite(function: AffineFunction, outputs: Tensor) -> None:
 
 
 def _blame(function: AffineFunction, points: Tensor) -> str:
-    """Name the first submodule whose output is no affine function of the probe points."""
+    """Name the first submodule that makes an output which is not affine from inputs that are."""
     found: list[str] = []
-    hooks = []
 
-    def watch(name: str, module: nn.Module) -> None:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            probed = isinstance(output, Tensor) and output.shape[:1] == points.shape[:1]
-            if not found and probed and _defect(output) > _tolerance(output.dtype):
-                found.append(f"{describe(module)} (submodule {name!r})")
+    def bends(value: Any) -> bool:
+        probed = isinstance(value, Tensor) and value.shape[:1] == points.shape[:1]
+        return probed and _defect(value) > _tolerance(value.dtype)
 
-        hooks.append(module.register_forward_hook(hook))
+    def watch(name: str, module: nn.Module) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            if not found and bends(output) and not any(map(bends, inputs)):
+                found.append(describe(module) + (f" (submodule {name!r})" if name else ""))
 
-    for stage in function.stages:
-        if isinstance(stage.layer, nn.Module):
-            for name, module in stage.layer.named_modules():
-                watch(".".join(filter(None, (stage.name, name))), module)
+        return module.register_forward_hook(hook)
+
+    hooks = [
+        watch(".".join(filter(None, (stage.name, name))), module)
+        for stage in function.stages
+        if isinstance(stage.layer, nn.Module)
+        for name, module in stage.layer.named_modules()
+    ]
     try:
-        with torch.no_grad():
-            x = points
-            for index, stage in enumerate(function.stages):
-                x = function.part(index, index + 1, x)
-                if not found and _defect(x) > _tolerance(x.dtype):
-                    found.append(f"{describe(stage.layer)} (submodule {stage.name!r})")
+        with torch.no_grad(), unchanged_rng(function.device):
+            function(points)
     finally:
         for handle in hooks:
             handle.remove()
-    culprit = found[0] if found else function.name
     return (
-        f"{culprit.removesuffix(' (submodule {!r})'.format(''))} is not affine: f(x + y) differs "
-        "from f(x) + f(y) - f(0). Leave it out, or take the linearization at a point."
+        f"{found[0] if found else function.name} is not affine: f(x + y) differs from "
+        "f(x) + f(y) - f(0). Leave it out, or take the linearization at a point."
     )

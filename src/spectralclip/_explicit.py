@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
-from spectralclip._affine import AffineFunction, Stage, evaluation_mode
+from spectralclip._affine import AffineFunction, Stage, describe, evaluation_mode
 from spectralclip._maps import (
     AutogradMap,
     ConvGeometry,
@@ -114,6 +115,8 @@ def _explicit_map(
     function: AffineFunction, index: int, stage: Stage, channels_last_hint: bool
 ) -> LinearMap | None:
     layer: Any = stage.layer
+    if _computes_weight_in_half(function, layer):
+        return None
     source, target = function.shapes[index], function.shapes[index + 1]
     if is_plain(layer, nn.Linear):
         return DenseMap(_weight(function, layer), source[:-1])
@@ -130,6 +133,15 @@ def _explicit_map(
     return None
 
 
+def _computes_weight_in_half(function: AffineFunction, layer: Any) -> bool:
+    """A parametrization in half precision: the general path evaluates it in the full one."""
+    return (
+        isinstance(layer, nn.Module)
+        and is_parametrized(layer)
+        and any(parameter.dtype != function.dtype for parameter in layer.parameters())
+    )
+
+
 def _weight(function: AffineFunction, layer: Any) -> Tensor:
     """The weight as the layer uses it: parametrizations are evaluated, once."""
     with torch.no_grad(), evaluation_mode([layer]):
@@ -139,6 +151,11 @@ def _weight(function: AffineFunction, layer: Any) -> Tensor:
 
 def _batch_norm_factors(function: AffineFunction, layer: Any) -> Tensor:
     factors: Tensor = torch.rsqrt(layer.running_var.to(function.dtype) + layer.eps)
+    if not bool(torch.isfinite(factors).all()):
+        raise ValueError(
+            f"{describe(layer)} has a running variance that is not positive: its scale is not "
+            "finite. Restore its running statistics."
+        )
     return factors * _weight(function, layer) if layer.weight is not None else factors
 
 

@@ -40,7 +40,7 @@ class Layout:
 
     def to_rows(self, x: Tensor) -> Tensor:
         """A batch `(k, *shape)` as rows; a view where the memory is in this order already."""
-        return (x.movedim(1, -1) if self.channels_last else x).reshape(x.shape[0], -1)
+        return (x.movedim(1, -1) if self.channels_last else x).reshape(x.shape[0], self.size)
 
     @property
     def size(self) -> int:
@@ -87,6 +87,7 @@ class AutogradMap(LinearMap):
 
     def __init__(self, function: AffineFunction, start: int, stop: int) -> None:
         self._function, self._start, self._stop = function, start, stop
+        self._gain = function.gain
         self.source = Layout(function.shapes[start])
         self.target = Layout(function.shapes[stop])
         zero = torch.zeros(1, *self.source.shape, dtype=function.dtype, device=function.device)
@@ -99,7 +100,8 @@ class AutogradMap(LinearMap):
 
     def forward(self, rows: Tensor) -> Tensor:
         with torch.no_grad():
-            return self.target.to_rows(self._evaluate(self.source.to_tensor(rows)) - self._at_zero)
+            y = self._evaluate(self.source.to_tensor(rows) * self._gain)
+            return self.target.to_rows((y - self._at_zero) / self._gain)
 
     def adjoint(self, rows: Tensor) -> Tensor:
         # A linear map's backward does not depend on where it was taken: one graph serves all
@@ -111,8 +113,8 @@ class AutogradMap(LinearMap):
         return self._backward(x, y, rows, keep=True)
 
     def linearize(self, rows: Tensor) -> tuple[Tensor, Adjoint]:
-        x, y = self._record(rows)
-        image = self.target.to_rows(y.detach() - self._at_zero)
+        x, y = self._record(rows * self._gain)
+        image = self.target.to_rows((y.detach() - self._at_zero) / self._gain)
         return image, lambda rows: self._backward(x, y, rows, keep=False)
 
     def _record(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,7 +124,7 @@ class AutogradMap(LinearMap):
 
     def _backward(self, x: Tensor, y: Tensor, rows: Tensor, keep: bool) -> Tensor:
         if not y.requires_grad:  # A constant function: no path leads back to x.
-            return torch.zeros_like(x).reshape(x.shape[0], -1)
+            return self.source.to_rows(torch.zeros_like(x))
         (gradient,) = torch.autograd.grad(
             y, x, self.target.to_tensor(rows), retain_graph=keep, materialize_grads=True
         )
@@ -138,10 +140,24 @@ class IdentityMap(ExplicitMap):
         self.source, self.target = Layout(source, keep), Layout(target, keep)
 
     def forward(self, rows: Tensor) -> Tensor:
-        return rows
+        return rows.clone()  # callers may write into what they get
 
     def adjoint(self, rows: Tensor) -> Tensor:
-        return rows
+        return rows.clone()
+
+
+@final
+class ScalarMap(ExplicitMap):
+    """One factor for all."""
+
+    def __init__(self, factor: float, layout: Layout) -> None:
+        self.factor = factor
+        self.source = self.target = layout
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return rows * self.factor
+
+    adjoint = forward
 
 
 @final
@@ -170,10 +186,14 @@ class DenseMap(ExplicitMap):
         self.target = Layout((*leading, weight.shape[0]))
 
     def forward(self, rows: Tensor) -> Tensor:
-        return (rows.reshape(-1, self.weight.shape[1]) @ self.weight.T).reshape(rows.shape[0], -1)
+        return (rows.reshape(-1, self.weight.shape[1]) @ self.weight.T).reshape(
+            rows.shape[0], self.target.size
+        )
 
     def adjoint(self, rows: Tensor) -> Tensor:
-        return (rows.reshape(-1, self.weight.shape[0]) @ self.weight).reshape(rows.shape[0], -1)
+        return (rows.reshape(-1, self.weight.shape[0]) @ self.weight).reshape(
+            rows.shape[0], self.source.size
+        )
 
 
 @final
@@ -311,21 +331,23 @@ def fold_axes(x: Tensor, geometry: ConvGeometry, space: Shape) -> Tensor:
         if before == after == 0:
             continue
         n = space[axis - 2]
+        if geometry.mode == "zeros":
+            x = x.narrow(axis, before, n)
+            continue
         if after < 0 or max(before, after) > n:  # on a torus smaller than the kernel's reach
             index = _read_positions(geometry.mode, before, n, after).to(x.device)
             core = torch.zeros_like(x.narrow(axis, 0, 1)).repeat_interleave(n, axis)
             x = core.index_add_(axis, index, x)
             continue
         low, core, high = x.split([before, n, after], axis)
-        if geometry.mode != "zeros":
-            core = core.clone()
+        core = core.clone()
         if geometry.mode == "circular":
             core.narrow(axis, n - before, before).add_(low)
             core.narrow(axis, 0, after).add_(high)
         elif geometry.mode == "replicate":
             core.narrow(axis, 0, 1).add_(low.sum(axis, keepdim=True))
             core.narrow(axis, n - 1, 1).add_(high.sum(axis, keepdim=True))
-        elif geometry.mode == "reflect":
+        else:  # reflect
             core.narrow(axis, 1, before).add_(low.flip(axis))
             core.narrow(axis, n - 1 - after, after).add_(high.flip(axis))
         x = core

@@ -12,7 +12,7 @@ from torch import Tensor
 from spectralclip._affine import AffineFunction, Layer, plain_numerics
 from spectralclip._check import require_affine
 from spectralclip._explicit import build_maps, known_affine
-from spectralclip._maps import AutogradMap, LinearMap, TransposedMap
+from spectralclip._maps import AutogradMap, LinearMap, ScalarMap, TransposedMap
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator as ScipyOperator
@@ -36,10 +36,16 @@ class LinearOperator:
     """
 
     def __init__(
-        self, function: AffineFunction, maps: Sequence[LinearMap], *, transposed: bool
+        self,
+        function: AffineFunction,
+        maps: Sequence[LinearMap],
+        *,
+        transposed: bool,
+        scale: float = 1.0,
     ) -> None:
         self._function = function
         self._transposed = transposed
+        self._scale = scale
         self.maps: tuple[LinearMap, ...] = tuple(maps)
         self.dtype, self.device = function.dtype, function.device
         self.name = f"adjoint of {function.name}" if transposed else function.name
@@ -96,14 +102,7 @@ class LinearOperator:
         """
         if self._transposed:
             return self._untransposed().pullback(v, u)
-        if not self._function.parameters:
-            raise ValueError(f"{self.name} has no parameters to take a gradient in.")
-        outputs, _ = self._batch(u, self.out_shape, "pullback")
-        inputs, _ = self._batch(v, self.in_shape, "pullback")
-        if outputs.shape[0] != inputs.shape[0]:
-            raise ValueError(
-                f"pullback needs as many u as v, got {outputs.shape[0]} and {inputs.shape[0]}."
-            )
+        outputs, inputs = self._pairs(u, v)
         function = self._function
         names = list(function.parameters)
         leaves = [function.values[name].detach().requires_grad_() for name in names]
@@ -119,8 +118,7 @@ class LinearOperator:
         """The sum of `<u_i, M(W) v_i>` over a batch, attached to the layer's own parameters."""
         if self._transposed:
             return self._untransposed().bilinear(v, u)
-        outputs, _ = self._batch(u, self.out_shape, "bilinear")
-        inputs, _ = self._batch(v, self.in_shape, "bilinear")
+        outputs, inputs = self._pairs(u, v)
         return bilinear(self._function, outputs, inputs, self._function.live_values())
 
     def adjoint(self) -> LinearOperator:
@@ -129,7 +127,24 @@ class LinearOperator:
             map_.inner if isinstance(map_, TransposedMap) else TransposedMap(map_)
             for map_ in reversed(self.maps)
         ]
-        return LinearOperator(self._function, flipped, transposed=not self._transposed)
+        return LinearOperator(
+            self._function, flipped, transposed=not self._transposed, scale=self._scale
+        )
+
+    def balanced(self) -> tuple[LinearOperator, float]:
+        """The operator times a power of two that keeps fourth powers of its norm in range.
+
+        The factor is one unless the weights are extremely large or small.
+        """
+        magnitude = self._function.magnitude * self._scale
+        comfortable = 2.0 ** (16 if self.dtype == torch.float32 else 200)
+        if not 0 < magnitude < math.inf or 1 / comfortable < magnitude < comfortable:
+            return self, 1.0
+        factor = 2.0 ** -round(math.log2(magnitude))
+        maps = [*self.maps, ScalarMap(factor, self.maps[-1].target)]
+        scale = self._scale * factor
+        balanced = LinearOperator(self._function, maps, transposed=self._transposed, scale=scale)
+        return balanced, factor
 
     def to_dense(self) -> Tensor:
         """The matrix `M` of shape `(m, n)`; for tests and small layers.
@@ -226,6 +241,25 @@ class LinearOperator:
         x = x.detach().to(self.device, self.dtype)
         return (x[None] if single else x), single
 
+    def _pairs(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Both sides as batches, for a gradient in the parameters."""
+        function = self._function
+        if not function.parameters:
+            raise ValueError(f"{self.name} has no parameters to take a gradient in.")
+        if any(isinstance(stage.layer, torch.jit.ScriptModule) for stage in function.stages):
+            raise ValueError(
+                f"{self.name} is scripted: its parameters cannot be reached for a gradient. Use "
+                "the module that it was made from."
+            )
+        outputs, _ = self._batch(u, self.out_shape, "u")
+        inputs, _ = self._batch(v, self.in_shape, "v")
+        if outputs.shape[0] != inputs.shape[0]:
+            raise ValueError(
+                f"Expected as many u as v for {self.name}, got {outputs.shape[0]} and "
+                f"{inputs.shape[0]}."
+            )
+        return outputs, inputs
+
     def _untransposed(self) -> LinearOperator:
         return self.adjoint()
 
@@ -233,7 +267,7 @@ class LinearOperator:
 def bilinear(function: AffineFunction, u: Tensor, v: Tensor, values: dict[str, Tensor]) -> Tensor:
     """The sum of `<u_i, f(v_i) - f(0)>` as a function of the parameter values."""
     offset = function(function.zeros(1), values)
-    return torch.sum(u * (function(v, values) - offset))
+    return torch.sum(u * (function(function.gain * v, values) - offset)) / function.gain
 
 
 @plain_numerics()
@@ -274,6 +308,8 @@ def as_operator(
         ((8, 8, 8), torch.Size([8, 8, 8]))
     """
     if isinstance(layer, LinearOperator):
+        if tuple(in_shape) != layer.in_shape:
+            raise ValueError(f"{layer!r} has in_shape {layer.in_shape}, got {tuple(in_shape)}.")
         return layer
     function = AffineFunction(layer, in_shape, dtype=dtype, device=device)
     if not all(known_affine(stage) for stage in function.stages):

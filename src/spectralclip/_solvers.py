@@ -11,6 +11,7 @@ All work on flat rows in the layer's own layout and return a `Triplets`.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, final
@@ -33,6 +34,13 @@ class Triplets:
     converged: bool
     applications: int
     advice: str = ""
+
+    def scaled(self, factor: float) -> Triplets:
+        """The triplets of a multiple of the operator."""
+        S, residuals = factor * self.S, factor * self.residuals
+        return Triplets(
+            S, self.U, self.V, residuals, self.converged, self.applications, self.advice
+        )
 
     def swapped(self) -> Triplets:
         """The triplets of the transposed operator."""
@@ -126,6 +134,13 @@ class _Accuracy:
         return estimate
 
 
+# Below this many unknowns the largest value, too, is sought with a block of random vectors: a
+# single one may happen to miss it, and small operators have few values to make up for that.
+SMALL = 2048
+# A warm start, or luck, may look converged at once; so long nothing is believed.
+PROBE_STEPS = 10
+
+
 # --- Lanczos ------------------------------------------------------------------------------
 
 
@@ -155,16 +170,17 @@ class Lanczos(Solver):
         self, op: LinearOperator, k: int, tol: float, v0: Tensor | None, generator: torch.Generator
     ) -> Triplets:
         """Solve on the smaller side of the operator."""
-        m, n = op.shape
+        balanced, factor = op.balanced()
         budget = self.max_applications or 1000 + 200 * k
-        if m < n:
-            start = None if v0 is None else op.forward_rows(v0)
-            spent = 0 if v0 is None else v0.shape[0]
-            found = self._solve(op.adjoint(), k, tol, start, generator, budget - spent)
-            found = found.swapped()
+        if op.shape[0] >= op.shape[1]:
+            found = self._solve(balanced, k, tol, v0, generator, budget, 0)
         else:
-            found = self._solve(op, k, tol, v0, generator, budget)
-        return found
+            start, spent = v0, 0
+            if v0 is not None:
+                start, spent = balanced.forward_rows(v0), v0.shape[0]
+            found = self._solve(balanced.adjoint(), k, tol, start, generator, budget, spent)
+            found = found.swapped()
+        return found.scaled(1 / factor)
 
     def _solve(
         self,
@@ -174,18 +190,19 @@ class Lanczos(Solver):
         v0: Tensor | None,
         generator: torch.Generator,
         budget: int,
+        spent: int,
     ) -> Triplets:
         eps, n = torch.finfo(op.dtype).eps, op.shape[1]
-        if k == 1 and v0 is None and n > 8:
+        if k == 1 and v0 is None and n > SMALL:
             return self._largest(op, _Accuracy(tol, eps), generator, budget)
         extra = max(3, 3 * k // 10) if self.oversampling is None else self.oversampling
         width = min(k + extra, n)
-        accuracy = _Accuracy(tol, eps, width)
         rows = random_rows(op, width, generator)
         if v0 is not None:
-            # One random row stays, so that what v0 has missed can still be found.
-            rows = torch.cat([v0, rows[min(v0.shape[0], width - 1) :]])
-        return self._leading(op, k, rows, width, accuracy, generator, budget, 0)
+            # Random rows stay, so that what v0 has missed can still be found.
+            rows = torch.cat([v0, rows[min(v0.shape[0], k) :]])
+        accuracy = _Accuracy(tol, eps, width)
+        return self._leading(op, k, rows, width, accuracy, generator, budget, spent)
 
     def _largest(
         self, op: LinearOperator, accuracy: _Accuracy, generator: torch.Generator, budget: int
@@ -241,33 +258,37 @@ class Lanczos(Solver):
         """Rayleigh-Ritz on a basis that grows by the residuals of what has not converged."""
         n = op.shape[1]
         room = min(n, max(self.basis or max(48, 8 * width), width + k, rows.shape[0] + 1))
-        space = _Subspace(op, room)
+        space = _Subspace(op, room, applications)
         fresh = orthonormal_rows(rows, space.vectors)
+        steps = 0
         while True:
-            if fresh.shape[0] < min(k, n) - space.size:
+            if space.size + fresh.shape[0] < min(width, n):
                 more = random_rows(op, width, generator)
                 fresh = orthonormal_rows(torch.cat([fresh, more]), space.vectors)
             space.expand(fresh[: room - space.size])
-            applications += 2 * min(fresh.shape[0], room)
-            wanted, error = space.residuals(k, width, accuracy)
-            open_ = torch.nonzero(error > accuracy.tol).ravel().tolist()
-            spent = applications + 2 * k >= budget
-            if not open_ or space.size == n or spent:
+            steps += 1
+            # One vector more than wanted is looked after, as a probe for what is still hidden.
+            candidates, errors = space.residuals(k + 1, width, accuracy)
+            open_ = torch.nonzero(errors[:k] > accuracy.tol).ravel().tolist()
+            if space.size == n or space.applications + 3 * k >= budget:
                 break
-            if space.size + len(open_) > room:
-                space.restart(min(max(k + width // 2, space.size // 2), room - len(open_)))
-            fresh = orthonormal_rows(wanted[open_], space.vectors)
+            if not open_ and steps >= PROBE_STEPS:
+                break
+            chosen = open_ or [candidates.shape[0] - 1]
+            if space.size + len(chosen) > room:
+                space.restart(min(max(k + width // 2, space.size // 2), room - len(chosen)))
+            fresh = orthonormal_rows(candidates[chosen], space.vectors)
             if fresh.shape[0] == 0:
                 fresh = orthonormal_rows(random_rows(op, 1, generator), space.vectors)
         converged = not open_ or space.size == n
-        advice = "" if converged else _advice(len(open_), k, accuracy, error, applications)
         vectors, images = space.ritz(k)
-        return finish(op, vectors, converged, applications, advice, images)
+        advice = "" if converged else _advice(len(open_), k, accuracy.tol, space.applications)
+        return finish(op, vectors, converged, space.applications, advice, images)
 
 
-def _advice(open_: int, k: int, accuracy: _Accuracy, error: Tensor, applications: int) -> str:
+def _advice(open_: int, k: int, tol: float, applications: int) -> str:
     return (
-        f"{open_} of {k} values have not reached tol={accuracy.tol:g} after {applications} "
+        f"{open_} of {k} values have not reached tol={tol:g} after {applications} "
         "applications. Go on from here with svds(..., v0=spectrum.V), allow more with "
         "solver=Lanczos(max_applications=...), or loosen tol."
     )
@@ -304,8 +325,9 @@ def _descending_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
 class _Subspace:
     """An orthonormal basis V with its images `A V` and the projection `V^T A V`."""
 
-    def __init__(self, op: LinearOperator, room: int) -> None:
+    def __init__(self, op: LinearOperator, room: int, applications: int) -> None:
         self._op = op
+        self.applications = applications
         self._vectors = torch.empty(room, op.shape[1], dtype=op.dtype, device=op.device)
         self._images = torch.empty_like(self._vectors)
         self._projection = torch.zeros(room, room, dtype=torch.float64, device="cpu")
@@ -319,6 +341,7 @@ class _Subspace:
         old, self.size = self.size, self.size + rows.shape[0]
         self._vectors[old : self.size] = rows
         self._images[old : self.size] = self._op.gram_rows(rows)
+        self.applications += 2 * rows.shape[0]
         block = _small(self.vectors @ self._images[old : self.size].T)
         self._projection[: self.size, old : self.size] = block
         self._projection[old : self.size, : self.size] = block.T
@@ -397,12 +420,17 @@ class PowerQR(Solver):
     iterations: int = 100
     shift: float = 1.0
 
+    def __post_init__(self) -> None:
+        """Refuse settings that make no sense."""
+        if self.iterations < 1:
+            raise ValueError(f"PowerQR needs at least one iteration, got {self.iterations}.")
+        if not 0 <= self.shift < math.inf:
+            raise ValueError(f"PowerQR needs a finite shift of at least 0, got {self.shift}.")
+
     def solve(
         self, op: LinearOperator, k: int, tol: float, v0: Tensor | None, generator: torch.Generator
     ) -> Triplets:
         """Iterate a fixed number of times on the input side."""
-        if self.iterations < 1:
-            raise ValueError(f"PowerQR needs at least one iteration, got {self.iterations}.")
         X = random_rows(op, k, generator) if v0 is None else v0[:k]
         if X.shape[0] < k:
             X = torch.cat([X, random_rows(op, k - X.shape[0], generator)])
@@ -413,7 +441,8 @@ class PowerQR(Solver):
         S, order = S.sort(descending=True)
         V = X[order]
         images = op.forward_rows(V)
-        U = images / images.norm(dim=1, keepdim=True).clamp_min(torch.finfo(V.dtype).tiny)
+        Q, triangle = torch.linalg.qr(images.T)
+        U = Q.T * torch.where(triangle.diagonal() < 0, -1.0, 1.0)[:, None]
         forward, backward = images - S[:, None] * U, op.adjoint_rows(U) - S[:, None] * V
         residuals = torch.hypot(forward.norm(dim=1), backward.norm(dim=1))
         converged = bool((residuals <= 2 * tol * S).all())

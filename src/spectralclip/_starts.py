@@ -49,10 +49,9 @@ def filtered_row(op: LinearOperator, generator: torch.Generator) -> Tensor:
     layout = op.maps[0].source
     for axis, size in enumerate(layout.shape[1:], 2):
         wave = torch.cat([wave] * math.ceil(size / wave.shape[axis]), axis).narrow(axis, 0, size)
-        if _padding_mode(op.maps[0]) == "zeros":
-            position = torch.arange(1, size + 1, device=op.device, dtype=op.dtype)
-            window = torch.sin(math.pi * position / (size + 1))
-            wave = wave * window.reshape(-1, *[1] * (wave.ndim - 1 - axis))
+        position = torch.arange(1, size + 1, device=op.device, dtype=op.dtype)
+        window = torch.sin(math.pi * position / (size + 1))
+        wave = wave * window.reshape(-1, *[1] * (wave.ndim - 1 - axis))
     start = layout.to_rows(wave)
     mixed: Tensor = start / start.norm().clamp_min(1e-30) + NOISE * noise / noise.norm()
     return mixed
@@ -63,16 +62,12 @@ def _convolution(map_: LinearMap) -> ConvMap | None:
     return inner if isinstance(inner, ConvMap) else None
 
 
-def _padding_mode(map_: LinearMap) -> str:
-    conv = _convolution(map_)
-    return conv.geometry.mode if conv else ""
-
-
 def _torus_map(map_: LinearMap) -> LinearMap | None:
     """The same kernel on a small torus, or None where that would not be much smaller."""
     conv = _convolution(map_)
-    # Reflected and replicated borders have leading vectors of their own, which are no waves.
-    if conv is None or conv.geometry.mode not in ("zeros", "circular"):
+    # Reflected and replicated borders have leading vectors of their own, which are no waves; and
+    # on a torus, waves of a shorter period would never mix with the others.
+    if conv is None or conv.geometry.mode != "zeros":
         return None
     geometry, space = conv.geometry, conv.source.shape[1:]
     sides = []
