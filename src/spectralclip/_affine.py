@@ -198,8 +198,7 @@ class AffineFunction:
         with torch.no_grad(), unchanged_rng(self.device):
             self.shapes, self.at_zero = self._trace()
             self.out_shape = self.shapes[-1]
-            self.magnitude = self._find_magnitude()
-        self.gain = self._find_gain()
+            self.magnitude, self.gain = self._weigh()
 
     def __call__(self, x: Tensor, values: Mapping[str, Tensor] | None = None) -> Tensor:
         """`f(x)` on a batch; with other parameter values where some are given."""
@@ -254,17 +253,18 @@ class AffineFunction:
                 shapes.append(tuple(x.shape[1:]))
         return tuple(shapes), x
 
-    def _find_magnitude(self) -> float:
+    def _weigh(self) -> tuple[float, float]:
+        """Magnitude of the linear part, and the gain at which it outweighs the offset."""
         generator = torch.Generator("cpu").manual_seed(0)
         x = torch.randn(1, *self.in_shape, generator=generator, device="cpu")
         x = (x / x.norm()).to(self.device, self.dtype)
-        return float((self(x) - self.at_zero).abs().max())
-
-    def _find_gain(self) -> float:
-        offset, linear = float(self.at_zero.abs().max()), self.magnitude
-        if not (0 < linear < offset < math.inf):
-            return 1.0
-        return 2.0 ** min(40, math.ceil(math.log2(offset / linear)) + 3)
+        offset = float(self.at_zero.abs().max())
+        for power in (0, 20, 40, 60, 80):
+            gain = 2.0**power
+            linear = float((self(gain * x) - self.at_zero).abs().max()) / gain
+            if offset == 0 or 0 < offset < linear * gain < math.inf:
+                return linear, max(1.0, gain)
+        return 0.0, 1.0
 
 
 def _check_rank(layer: object, shape: tuple[int, ...]) -> None:
@@ -286,7 +286,8 @@ def _named_tensors(module: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
 
 def _checked_shape(in_shape: Sequence[int], name: str) -> tuple[int, ...]:
     try:
-        shape = tuple(operator.index(size) for size in in_shape)
+        sizes = (in_shape,) if isinstance(in_shape, int) else in_shape
+        shape = tuple(operator.index(size) for size in sizes)
     except TypeError as error:
         raise TypeError(
             f"in_shape of {name} must be a sequence of integers such as (3, 32, 32), "

@@ -34,7 +34,7 @@ class Exact(Solver):
             rows = form.leading_rows(k).to(op.device, op.dtype)
             found = finish(op, orthonormal_rows(rows, rows[:0]), True, 0)
             if found.S.shape[0] >= k:
-                return _first(found, k)
+                return found.first(k)
         m, n = op.shape
         if m * n > DENSE_LIMIT:
             raise ValueError(
@@ -54,12 +54,6 @@ class Exact(Solver):
         left = op.output_rows(U.reshape(k, *op.out_shape))
         right = op.input_rows(V.reshape(k, *op.in_shape))
         return Triplets(S, left, right, residuals, True, min(m, n))
-
-
-def _first(found: Triplets, k: int) -> Triplets:
-    return Triplets(
-        found.S[:k], found.U[:k], found.V[:k], found.residuals[:k], True, found.applications
-    )
 
 
 def dense_values(op: LinearOperator) -> Tensor:

@@ -102,6 +102,8 @@ class LinearOperator:
         """
         if self._transposed:
             return self._untransposed().pullback(v, u)
+        if not self._function.parameters:
+            raise ValueError(f"{self.name} has no parameters to take a gradient in.")
         outputs, inputs = self._pairs(u, v)
         function = self._function
         names = list(function.parameters)
@@ -244,8 +246,6 @@ class LinearOperator:
     def _pairs(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Both sides as batches, for a gradient in the parameters."""
         function = self._function
-        if not function.parameters:
-            raise ValueError(f"{self.name} has no parameters to take a gradient in.")
         if any(isinstance(stage.layer, torch.jit.ScriptModule) for stage in function.stages):
             raise ValueError(
                 f"{self.name} is scripted: its parameters cannot be reached for a gradient. Use "

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -34,6 +34,11 @@ class Triplets:
     converged: bool
     applications: int
     advice: str = ""
+
+    def first(self, k: int) -> Triplets:
+        """The k leading ones."""
+        S, U, V, residuals = self.S[:k], self.U[:k], self.V[:k], self.residuals[:k]
+        return Triplets(S, U, V, residuals, self.converged, self.applications, self.advice)
 
     def scaled(self, factor: float) -> Triplets:
         """The triplets of a multiple of the operator."""
@@ -107,7 +112,7 @@ class _Accuracy:
     `linear = r / (2 theta)`; once the pair is separated from the rest of the spectrum by a gap
     it is about `r^2 / gap / (2 theta)`, which is far smaller (Kato and Temple). The gap is
     read off the Ritz values and may be too large while the rest is still hidden; so the
-    second estimate counts only when `linear` is below `SAFETY * sqrt(tol)`, that is when the
+    second estimate counts only when `linear` is below `safety * sqrt(tol)`, that is when the
     answer would be right for any hidden gap above one percent. A wide block of random vectors
     hides less: up to twice as much is then allowed of both. The constants are measured: over
     random convolutions about one run in 25 ends with an error above 1.5 tol, none of those seen
@@ -117,7 +122,7 @@ class _Accuracy:
     tol: float
     eps: float
     width: int = 1
-    SAFETY: ClassVar[float] = 0.07
+    safety: float = 0.07
 
     def estimates(self, theta: Tensor, residual: Tensor, separated_from: Tensor) -> Tensor:
         """Estimated relative errors of `sqrt(theta)`; infinite where the pair is too raw."""
@@ -128,14 +133,14 @@ class _Accuracy:
         # Rounding in the application of A sets a floor that no iteration gets below.
         estimate[residual <= 20 * self.eps * theta[0]] = 0.0
         confidence = min(max(self.width / 12, 1.0), 2.0)
-        raw = linear > self.SAFETY * confidence * self.tol**0.5
+        raw = linear > self.safety * confidence * self.tol**0.5
         estimate = estimate / confidence
         estimate[raw & (estimate > 0)] = torch.inf
         return estimate
 
 
-# Below this many unknowns the largest value, too, is sought with a block of random vectors: a
-# single one may happen to miss it, and small operators have few values to make up for that.
+# Below this many unknowns applications are cheap, and spectra so thin that a missed value is
+# far from its neighbour: two values more than wanted are found, to a stricter rule.
 SMALL = 2048
 # A warm start, or luck, may look converged at once; so long nothing is believed.
 PROBE_STEPS = 10
@@ -195,14 +200,16 @@ class Lanczos(Solver):
         eps, n = torch.finfo(op.dtype).eps, op.shape[1]
         if k == 1 and v0 is None and n > SMALL:
             return self._largest(op, _Accuracy(tol, eps), generator, budget)
+        wanted = min(k + 2, n) if n <= SMALL else k
         extra = max(3, 3 * k // 10) if self.oversampling is None else self.oversampling
-        width = min(k + extra, n)
+        width = min(wanted + extra, n)
         rows = random_rows(op, width, generator)
         if v0 is not None:
             # Random rows stay, so that what v0 has missed can still be found.
             rows = torch.cat([v0, rows[min(v0.shape[0], k) :]])
-        accuracy = _Accuracy(tol, eps, width)
-        return self._leading(op, k, rows, width, accuracy, generator, budget, spent)
+        accuracy = _Accuracy(tol, eps, width, 0.02 if n <= SMALL else 0.07)
+        found = self._leading(op, wanted, rows, width, accuracy, generator, budget, spent)
+        return found.first(k)
 
     def _largest(
         self, op: LinearOperator, accuracy: _Accuracy, generator: torch.Generator, budget: int
