@@ -153,8 +153,8 @@ def _batch_norm_factors(function: AffineFunction, layer: Any) -> Tensor:
     factors: Tensor = torch.rsqrt(layer.running_var.to(function.dtype) + layer.eps)
     if not bool(torch.isfinite(factors).all()):
         raise ValueError(
-            f"{describe(layer)} has a running variance that is not positive: its scale is not "
-            "finite. Restore its running statistics."
+            f"{describe(layer)} has a running variance that is not positive, so that its scale is "
+            "NaN or infinite. Restore its running statistics."
         )
     return factors * _weight(function, layer) if layer.weight is not None else factors
 

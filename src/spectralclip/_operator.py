@@ -138,7 +138,7 @@ class LinearOperator:
 
         The factor is one unless the weights are extremely large or small.
         """
-        magnitude = self._function.magnitude * self._scale
+        magnitude = self._scale * (self._function.magnitude or self._measured_magnitude())
         comfortable = 2.0 ** (16 if self.dtype == torch.float32 else 200)
         if not 0 < magnitude < math.inf or 1 / comfortable < magnitude < comfortable:
             return self, 1.0
@@ -147,6 +147,12 @@ class LinearOperator:
         scale = self._scale * factor
         balanced = LinearOperator(self._function, maps, transposed=self._transposed, scale=scale)
         return balanced, factor
+
+    def _measured_magnitude(self) -> float:
+        """The largest entry of `M x` for a unit vector x, where the offset hides it from f."""
+        n = self.maps[0].source.size
+        row = torch.full((1, n), n**-0.5, dtype=self.dtype, device=self.device)
+        return float(self.forward_rows(row).abs().max()) / self._scale
 
     def to_dense(self) -> Tensor:
         """The matrix `M` of shape `(m, n)`; for tests and small layers.

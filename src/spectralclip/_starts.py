@@ -25,13 +25,14 @@ NOISE = 0.3
 
 def random_rows(op: LinearOperator, count: int, generator: torch.Generator) -> Tensor:
     """Gaussian rows on the operator's input side."""
-    return gaussian(count, op.shape[1], generator).to(op.device, op.dtype)
+    return gaussian(op, count, op.shape[1], generator)
 
 
-def gaussian(count: int, size: int, generator: torch.Generator) -> Tensor:
-    """Gaussian rows, the same on every device and in every precision."""
+def gaussian(op: LinearOperator, count: int, size: int, generator: torch.Generator) -> Tensor:
+    """Gaussian rows in the operator's precision, drawn where the generator lives."""
     place = generator.device
-    return torch.randn(count, size, generator=generator, dtype=torch.float64, device=place)
+    rows = torch.randn(count, size, generator=generator, dtype=op.dtype, device=place)
+    return rows.to(op.device)
 
 
 def filtered_row(op: LinearOperator, generator: torch.Generator) -> Tensor:
@@ -41,7 +42,7 @@ def filtered_row(op: LinearOperator, generator: torch.Generator) -> Tensor:
     if torus is None:
         return noise
     small = torus.source
-    row = gaussian(1, small.size, generator).to(op.device, op.dtype)
+    row = gaussian(op, 1, small.size, generator)
     for _ in range(FILTER_STEPS):
         row = torus.adjoint(torus.forward(row))
         row = row / row.norm().clamp_min(torch.finfo(row.dtype).tiny)
