@@ -10,7 +10,8 @@ from torch import Tensor
 
 from spectralclip._blocks import block_form
 from spectralclip._operator import LinearOperator
-from spectralclip._solvers import Solver, Triplets, finish, orthonormal_rows
+from spectralclip._solvers import Solver, Triplets, finish
+from spectralclip._subspace import orthonormal_rows
 
 # Entries of a dense matrix that is still formed: 1 GiB in float64.
 DENSE_LIMIT = 2**27

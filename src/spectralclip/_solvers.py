@@ -21,6 +21,13 @@ from torch import Tensor
 
 from spectralclip._operator import LinearOperator
 from spectralclip._starts import filtered_row, random_rows
+from spectralclip._subspace import (
+    Accuracy,
+    Subspace,
+    descending_eigh,
+    orthonormal_rows,
+    small,
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ def finish(
     images = op.forward_rows(V)
     applications += V.shape[0]
     Q, R = torch.linalg.qr(images.T)
-    left, S, right = torch.linalg.svd(_small(R), full_matrices=False)
+    left, S, right = torch.linalg.svd(small(R), full_matrices=False)
     left, S, right = (part.to(V.device, V.dtype) for part in (left, S, right))
     U, V = (Q @ left).T, right @ V
     # Where a value has lost half of its digits to squaring, the residual is taken anew.
@@ -96,54 +103,11 @@ def finish(
     return Triplets(S, U.contiguous(), V.contiguous(), residuals, converged, applications, advice)
 
 
-def _small(matrix: Tensor) -> Tensor:
-    """A small matrix in float64 on the CPU, where dense algebra is exact enough and cheap."""
-    return matrix.detach().to("cpu", torch.float64)
-
-
-# --- When to stop -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Accuracy:
-    """The stopping rule for Ritz pairs (theta, v) of `A = M^T M` with residuals r.
-
-    Some eigenvalue lies within r of theta, so the relative error of sqrt(theta) is at most
-    `linear = r / (2 theta)`; once the pair is separated from the rest of the spectrum by a gap
-    it is about `r^2 / gap / (2 theta)`, which is far smaller (Kato and Temple). The gap is
-    read off the Ritz values and may be too large while the rest is still hidden; so the
-    second estimate counts only when `linear` is below `caution * tol^(3/4)`, half-way between
-    what the two would ask for. A wide block of random vectors hides less, and may stop at
-    `0.17 sqrt(tol)` and at twice the estimate. The constants are measured on random
-    convolutions; the page on solvers in the documentation says how often they fail.
-    """
-
-    tol: float
-    eps: float
-    width: int = 1
-    caution: float = 0.39
-
-    def estimates(self, theta: Tensor, residual: Tensor, separated_from: Tensor) -> Tensor:
-        """Estimated relative errors of `sqrt(theta)`; infinite where the pair is too raw."""
-        scale = 2 * theta.clamp_min(torch.finfo(theta.dtype).tiny)
-        linear = residual / scale
-        gap = (theta - separated_from).clamp_min(torch.finfo(theta.dtype).tiny)
-        estimate = torch.minimum(linear, residual**2 / gap / scale)
-        wide = min(max(self.width / 12 - 1, 0.0), 1.0)
-        limit = max(self.caution * self.tol**0.75, wide * 0.17 * self.tol**0.5)
-        estimate, raw = estimate / (1 + wide), linear > limit
-        estimate[raw] = torch.inf
-        return estimate
-
-
 # Below this many unknowns applications are cheap, and spectra so thin that a missed value is
 # far from its neighbour: two values more than wanted are found, to a stricter rule.
 SMALL = 2048
 # A warm start, or luck, may look converged at once; so long nothing is believed.
 PROBE_STEPS = 10
-
-
-# --- Lanczos ------------------------------------------------------------------------------
 
 
 @final
@@ -196,7 +160,7 @@ class Lanczos(Solver):
     ) -> Triplets:
         eps, n = torch.finfo(op.dtype).eps, op.shape[1]
         if k == 1 and v0 is None and n > SMALL:
-            return self._largest(op, _Accuracy(tol, eps, caution=0.25), generator, budget)
+            return self._largest(op, Accuracy(tol, eps, caution=0.25), generator, budget)
         wanted = min(k + 2, n) if n <= SMALL else k
         extra = max(3, 3 * k // 10) if self.oversampling is None else self.oversampling
         width = min(wanted + extra, n)
@@ -204,12 +168,12 @@ class Lanczos(Solver):
         if v0 is not None:
             # Random rows stay, so that what v0 has missed can still be found.
             rows = torch.cat([v0, rows[min(v0.shape[0], k) :]])
-        accuracy = _Accuracy(tol, eps, width, 0.1 if n <= SMALL else 0.39)
+        accuracy = Accuracy(tol, eps, width, 0.1 if n <= SMALL else 0.39)
         found = self._leading(op, wanted, rows, width, accuracy, generator, budget, spent)
         return found.first(k)
 
     def _largest(
-        self, op: LinearOperator, accuracy: _Accuracy, generator: torch.Generator, budget: int
+        self, op: LinearOperator, accuracy: Accuracy, generator: torch.Generator, budget: int
     ) -> Triplets:
         """The three-term recurrence; copies that rounding makes of converged values do no harm."""
         limit = min(self.basis or 128, op.shape[1], max(2, budget // 2))
@@ -255,7 +219,7 @@ class Lanczos(Solver):
         k: int,
         rows: Tensor,
         width: int,
-        accuracy: _Accuracy,
+        accuracy: Accuracy,
         generator: torch.Generator,
         budget: int,
         applications: int,
@@ -263,7 +227,7 @@ class Lanczos(Solver):
         """Rayleigh-Ritz on a basis that grows by the residuals of what has not converged."""
         n = op.shape[1]
         room = min(n, max(self.basis or max(40, 5 * width), width + k, rows.shape[0] + 1))
-        space = _Subspace(op, room, applications)
+        space = Subspace(op, room, applications)
         fresh = orthonormal_rows(rows, space.vectors)
         steps, open_ = 0, list(range(k))
         while True:
@@ -317,112 +281,7 @@ def _tridiagonal_eigh(diagonal: list[float], beside: list[float]) -> tuple[Tenso
     if beside:
         band = torch.tensor(beside, dtype=torch.float64, device="cpu")
         matrix = matrix + torch.diag(band, 1) + torch.diag(band, -1)
-    return _descending_eigh(matrix)
-
-
-def _descending_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    if not bool(torch.isfinite(matrix).all()):
-        raise OverflowError(
-            "The layer's singular values overflow when squared: rescale its weights, or convert "
-            "it to float64."
-        )
-    values, vectors = torch.linalg.eigh(matrix)
-    return values.flip(0), vectors.flip(1)
-
-
-@final
-class _Subspace:
-    """An orthonormal basis V with its images `A V` and the projection `V^T A V`."""
-
-    def __init__(self, op: LinearOperator, room: int, applications: int) -> None:
-        self._op = op
-        self.applications = applications
-        self._vectors = torch.empty(room, op.shape[1], dtype=op.dtype, device=op.device)
-        self._images = torch.empty_like(self._vectors)
-        self._projection = torch.zeros(room, room, dtype=torch.float64, device="cpu")
-        self.size = 0
-
-    @property
-    def vectors(self) -> Tensor:
-        return self._vectors[: self.size]
-
-    def expand(self, rows: Tensor) -> None:
-        old, self.size = self.size, self.size + rows.shape[0]
-        self._vectors[old : self.size] = rows
-        self._images[old : self.size] = self._op.gram_rows(rows)
-        self.applications += 2 * rows.shape[0]
-        block = _small(self._images[old : self.size] @ self.vectors.T)
-        self._projection[old : self.size, : self.size] = block
-        self._projection[: self.size, old : self.size] = block.T
-        square = self._projection[old : self.size, old : self.size]
-        square.copy_((square + square.T) / 2)
-        self._theta, self._coefficients = _descending_eigh(
-            self._projection[: self.size, : self.size]
-        )
-
-    def ritz(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """Some Ritz vectors and their images."""
-        mix = self._coefficients[:, indices].T.to(self._vectors.device, self._vectors.dtype)
-        return mix @ self.vectors, mix @ self._images[: self.size]
-
-    def residuals(self, indices: list[int]) -> Tensor:
-        """Residual rows of some Ritz vectors."""
-        vectors, images = self.ritz(indices)
-        theta = self._theta[indices, None].to(vectors.device, vectors.dtype)
-        return images.addcmul_(theta, vectors, value=-1)
-
-    def unconverged(
-        self, indices: list[int], width: int, accuracy: _Accuracy
-    ) -> tuple[Tensor, list[int]]:
-        """Those of some Ritz vectors that are not accurate yet: their residuals, and which."""
-        indices = [index for index in indices if index < self.size]
-        rows = self.residuals(indices)
-        norms, theta = _small(rows.norm(dim=1)), self._theta[indices]
-        floor = 20 * accuracy.eps * self._theta[0]
-        if width < self.size:
-            # A block of this width separates its vectors from the value that follows it.
-            error = accuracy.estimates(theta, norms, self._theta[width])
-        else:
-            error = torch.full_like(norms, torch.inf)
-        error[norms <= floor] = 0.0  # no iteration gets below rounding in applying A
-        open_ = (error > accuracy.tol).tolist()
-        chosen = [position for position, is_open in enumerate(open_) if is_open]
-        return rows[chosen], [indices[position] for position in chosen]
-
-    def restart(self, keep: int) -> None:
-        """Keep the leading Ritz vectors alone."""
-        vectors, images = self.ritz(list(range(keep)))
-        self._vectors[:keep], self._images[:keep] = vectors, images
-        self._projection.zero_()
-        self._projection[:keep, :keep] = torch.diag(self._theta[:keep])
-        self.size = keep
-
-
-def orthonormal_rows(rows: Tensor, against: Tensor) -> Tensor:
-    """An orthonormal basis of the rows' span outside that of the orthonormal `against`.
-
-    Directions that are numerically inside are dropped. Where projecting or orthogonalizing has
-    cancelled much, rounding is left over, and it is done once more.
-    """
-    eps = torch.finfo(rows.dtype).eps
-    for attempt in range(2):
-        norms = rows.norm(dim=1)
-        if bool((norms == 0).any()):
-            rows, norms = rows[norms > 0], norms[norms > 0]
-        rows = rows / norms[:, None]
-        if against.shape[0]:
-            rows.addmm_(rows @ against.T, against, alpha=-1)
-        # Rows were of length one: what is left of a direction inside the span is rounding.
-        values, vectors = torch.linalg.eigh(_small(rows @ rows.T))
-        kept = values > (100 * eps if attempt == 0 else 0.25)
-        whiten = (vectors[:, kept] / values[kept].sqrt()).T
-        rows = whiten.to(rows.device, rows.dtype) @ rows
-        if bool((values > 0.1).all()):
-            break
-    return rows
-
-
-# --- The paper's method -------------------------------------------------------------------
+    return descending_eigh(matrix)
 
 
 @final
