@@ -1,4 +1,4 @@
-"""The README's picture and table, from the benchmark's JSON alone: `python -m benchmarks.picture`."""
+"""The README's picture and table, from the JSON alone: `python -m benchmarks.picture`."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def readme_table(results: Row) -> str:
         "sigma_1 = 2. PowerQR is stopped by an oracle, at the moment its true error is small "
         "enough.",
         "",
-        "| layer | svds, k = 1 | PowerQR as published | ARPACK | svds, k = 5 | PowerQR as published "
-        "| ARPACK |",
+        "| layer | svds, k = 1 | PowerQR as published | ARPACK "
+        "| svds, k = 5 | PowerQR as published | ARPACK |",
         "|---|---|---|---|---|---|---|",
     ]
     for layer in one:

@@ -25,6 +25,11 @@ from spectralclip._operator import LinearOperator
 Shape = tuple[int, ...]
 
 
+def _decomposable(weight: Tensor) -> Tensor:
+    """The weight where it can be decomposed: some devices lack the dense algebra."""
+    return weight.cpu() if weight.device.type == "mps" else weight
+
+
 class BlockForm(ABC):
     """A layer as independent small blocks.
 
@@ -128,7 +133,7 @@ class DenseBlocks(ListedBlocks):
     """One matrix, at each position of the leading axes."""
 
     def __init__(self, map_: DenseMap) -> None:
-        self._weight, self._source = map_.weight, map_.source
+        self._weight = _decomposable(map_.weight)
         self.copies = torch.tensor([math.prod(map_.leading)], device="cpu")
         self.block_shape = (map_.weight.shape[0], map_.weight.shape[1])
         self.application_work = float(map_.weight.numel() * math.prod(map_.leading))
@@ -153,7 +158,7 @@ class DiagonalBlocks(ListedBlocks):
     """One number for each channel, at each position."""
 
     def __init__(self, map_: DiagonalMap) -> None:
-        self._factors, self._layout = map_.factors, map_.source
+        self._factors, self._layout = _decomposable(map_.factors), map_.source
         positions = math.prod(self._layout.shape[1:])
         self.copies = torch.full(map_.factors.shape, positions, device="cpu")
         self.block_shape = (1, 1)
@@ -181,7 +186,8 @@ class WindowBlocks(ListedBlocks):
         groups = map_.geometry.groups
         self._kernel = tuple(map_.weight.shape[2:])
         self._windows = map_.target.shape[1:]
-        self._matrices = map_.weight.reshape(groups, map_.weight.shape[0] // groups, -1)
+        weight = _decomposable(map_.weight)
+        self._matrices = weight.reshape(groups, weight.shape[0] // groups, -1)
         self.copies = torch.full((groups,), math.prod(self._windows), device="cpu")
         self.block_shape = (self._matrices.shape[1], self._matrices.shape[2])
         self.application_work = _conv_work(map_)
@@ -240,7 +246,8 @@ class CircularBlocks(ListedBlocks):
         self._sides = map_.source.shape[1:]
         groups = geometry.groups
         c_out, c_in = map_.weight.shape[0] // groups, map_.weight.shape[1]
-        self._weights = map_.weight.reshape(groups, c_out, *map_.weight.shape[1:])
+        weight = _decomposable(map_.weight)
+        self._weights = weight.reshape(groups, c_out, *weight.shape[1:])
         self._frequencies, counts = folded_frequencies(self._sides, geometry.stride)
         self.copies = counts.repeat(groups)
         self.block_shape = (c_out, c_in * math.prod(geometry.stride))
@@ -296,7 +303,7 @@ class CircularBlocks(ListedBlocks):
             wave = torch.polar(torch.ones_like(phase), 2 * math.pi * phase).to(image)
             image += amplitude.reshape(-1, *[1] * len(self._sides)) * wave
         channels = image.shape[0]
-        tensor = self._map.weight.new_zeros(2, *self._layout.shape)
+        tensor = self._weights.new_zeros(2, *self._layout.shape)
         own = slice(group * channels, (group + 1) * channels)
         tensor[0, own], tensor[1, own] = image.real, image.imag
         return self._layout.to_rows(tensor)
@@ -306,8 +313,8 @@ class CircularBlocks(ListedBlocks):
 class TransposedBlocks(BlockForm):
     """The blocks of the transposed layer."""
 
-    def __init__(self, inner: BlockForm, map_: LinearMap) -> None:
-        self._inner, self._map = inner, map_
+    def __init__(self, inner: BlockForm, map_: LinearMap, device: torch.device) -> None:
+        self._inner, self._map, self._device = inner, map_, device
         self.copies = inner.copies
         self.block_shape = (inner.block_shape[1], inner.block_shape[0])
         self.application_work = inner.application_work
@@ -317,7 +324,8 @@ class TransposedBlocks(BlockForm):
 
     def leading_rows(self, k: int) -> Tensor:
         # The left vectors of the inner layer: images of its right ones.
-        return self._map.adjoint(self._inner.leading_rows(k))
+        rows = self._inner.leading_rows(k)
+        return self._map.adjoint(rows.to(self._device))
 
 
 def _conv_work(map_: ConvMap) -> float:
@@ -326,10 +334,10 @@ def _conv_work(map_: ConvMap) -> float:
 
 def block_form(op: LinearOperator) -> BlockForm | None:
     """The operator as independent blocks, where it falls apart into some."""
-    return _map_form(op.maps[0]) if len(op.maps) == 1 else None
+    return _map_form(op.maps[0], op.device) if len(op.maps) == 1 else None
 
 
-def _map_form(map_: LinearMap) -> BlockForm | None:
+def _map_form(map_: LinearMap, device: torch.device) -> BlockForm | None:
     if isinstance(map_, DenseMap):
         return DenseBlocks(map_)
     if isinstance(map_, DiagonalMap):
@@ -339,6 +347,6 @@ def _map_form(map_: LinearMap) -> BlockForm | None:
             return WindowBlocks(map_)
         return CircularBlocks(map_) if CircularBlocks.fits(map_) else None
     if isinstance(map_, TransposedMap):
-        inner = _map_form(map_.inner)
-        return None if inner is None else TransposedBlocks(inner, map_)
+        inner = _map_form(map_.inner, device)
+        return None if inner is None else TransposedBlocks(inner, map_, device)
     return None

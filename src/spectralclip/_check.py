@@ -93,6 +93,7 @@ def _probe_points(function: AffineFunction) -> Tensor:
 
 def _defect(values: Tensor) -> float:
     """How far values at the probe points are from those of an affine function."""
+    values = values.detach().cpu()  # not every device has float64
     offset = values[0]
     x, y, both, negative, large, small = (values[1:] - offset).double()
     size = x.norm() + y.norm()

@@ -27,6 +27,7 @@ from spectralclip._subspace import (
     descending_eigh,
     orthonormal_rows,
     small,
+    tall_qr,
 )
 
 
@@ -87,7 +88,7 @@ def finish(
     """
     images = op.forward_rows(V)
     applications += V.shape[0]
-    Q, R = torch.linalg.qr(images.T)
+    Q, R = tall_qr(images.T)
     left, S, right = torch.linalg.svd(small(R), full_matrices=False)
     left, S, right = (part.to(V.device, V.dtype) for part in (left, S, right))
     U, V = (Q @ left).T, right @ V
@@ -317,13 +318,13 @@ class PowerQR(Solver):
         if X.shape[0] < k:
             X = torch.cat([X, random_rows(op, k - X.shape[0], generator)])
         for _ in range(self.iterations):
-            Q, R = torch.linalg.qr((self.shift * X + op.gram_rows(X)).T)
+            Q, R = tall_qr((self.shift * X + op.gram_rows(X)).T)
             X = Q.T
         S = (R.diagonal().abs() - self.shift).clamp_min(0).sqrt()
         S, order = S.sort(descending=True)
         V = X[order]
         images = op.forward_rows(V)
-        Q, triangle = torch.linalg.qr(images.T)
+        Q, triangle = tall_qr(images.T)
         U = Q.T * torch.where(triangle.diagonal() < 0, -1.0, 1.0)[:, None]
         forward, backward = images - S[:, None] * U, op.adjoint_rows(U) - S[:, None] * V
         residuals = torch.hypot(forward.norm(dim=1), backward.norm(dim=1))

@@ -16,6 +16,15 @@ def small(matrix: Tensor) -> Tensor:
     return matrix.detach().to("cpu", torch.float64)
 
 
+def tall_qr(columns: Tensor) -> tuple[Tensor, Tensor]:
+    """The reduced QR factors, on the CPU where the device has no QR."""
+    if columns.device.type != "mps":
+        Q, R = torch.linalg.qr(columns)
+        return Q, R
+    Q, R = torch.linalg.qr(columns.cpu())
+    return Q.to(columns.device), R.to(columns.device)
+
+
 @dataclass(frozen=True)
 class Accuracy:
     """The stopping rule for Ritz pairs (theta, v) of `A = M^T M` with residuals r.

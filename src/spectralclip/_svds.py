@@ -175,7 +175,7 @@ def singular_values(layer: Layer | LinearOperator, in_shape: Sequence[int]) -> T
     m, n = op.shape
     form = block_form(op)
     if form is not None:
-        values = form.values().to(op.dtype)
+        values = form.values().to(op.device, op.dtype)
         copies = form.copies.to(values.device)
         spread = values.repeat_interleave(copies, dim=0).flatten()
         zeros = values.new_zeros(max(0, min(m, n) - spread.numel()))
