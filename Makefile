@@ -16,7 +16,7 @@ help: ## Show this list
 
 install: $(STAMP) ## Make .venv and install the package with its development tools
 
-# Without the constraint, pip would fetch a build of torch with gigabytes of GPU libraries.
+# The constraint keeps development on one version of torch; the package accepts any since 2.6.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[dev]"

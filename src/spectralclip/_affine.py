@@ -75,6 +75,7 @@ def unchanged_rng(device: torch.device) -> Iterator[None]:
         yield
 
 
+@final
 @dataclass(frozen=True)
 class Stage:
     """One part of a composition.
@@ -191,8 +192,12 @@ class AffineFunction:
         self._modules = [s.layer for s in stages if isinstance(s.layer, nn.Module)]
         _check_tensors(self.name, self.parameters, tensors)
         self.dtype, self.device = _computation(self.parameters, tensors, dtype, device)
+        # Buffers are copied, since a forward pass may write into them.
         self.values = {
-            name: tensor.detach().to(self.dtype) if tensor.is_floating_point() else tensor
+            name: tensor.detach().to(
+                self.dtype if tensor.is_floating_point() else tensor.dtype,
+                copy=name not in self.parameters,
+            )
             for name, tensor in tensors.items()
         }
         with torch.no_grad(), unchanged_rng(self.device):
@@ -245,6 +250,11 @@ class AffineFunction:
                         f"{describe(stage.layer)} must map a batch of k inputs to a tensor with "
                         f"k outputs; from a batch of one it made {got}."
                     )
+                if not x.is_floating_point():
+                    raise ValueError(
+                        f"{describe(stage.layer)} makes an output of dtype {x.dtype}, expected a "
+                        "real floating-point one."
+                    )
                 if x.numel() == 0:
                     raise ValueError(
                         f"{describe(stage.layer)} makes an empty output of shape "
@@ -284,10 +294,15 @@ def _named_tensors(module: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
         yield "buffer", name, buffer
 
 
+def as_shape(in_shape: Sequence[int] | int) -> tuple[int, ...]:
+    """A shape as a tuple; a single size stands for a shape of one entry."""
+    sizes = (in_shape,) if isinstance(in_shape, int) else in_shape
+    return tuple(operator.index(size) for size in sizes)
+
+
 def _checked_shape(in_shape: Sequence[int], name: str) -> tuple[int, ...]:
     try:
-        sizes = (in_shape,) if isinstance(in_shape, int) else in_shape
-        shape = tuple(operator.index(size) for size in sizes)
+        shape = as_shape(in_shape)
     except TypeError as error:
         raise TypeError(
             f"in_shape of {name} must be a sequence of integers such as (3, 32, 32), "
@@ -321,7 +336,8 @@ def _check_tensors(
                 "convert or dequantize the weights first."
             )
     for key, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        wide = tensor.float() if tensor.element_size() < 2 else tensor
+        if tensor.is_floating_point() and not bool(torch.isfinite(wide).all()):
             raise ValueError(
                 f"{key!r} of {name} holds NaN or infinite values: its spectrum is not defined. "
                 "Restore finite weights."

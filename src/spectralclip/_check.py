@@ -58,8 +58,8 @@ def require_affine(function: AffineFunction) -> None:
     """Raise unless the function passes the affine relations at random points."""
     points = _probe_points(function)
     with torch.no_grad(), unchanged_rng(function.device):
-        outputs = function(points)
-        alone = function(points[1:2])
+        outputs = function(points.clone())  # a layer may work in place
+        alone = function(points[1:2].clone())
     if outputs.shape[0] != points.shape[0]:
         raise NotAffineError(f"{function.name} does not keep the batch dimension.")
     _require_finite(function, outputs)
@@ -69,8 +69,8 @@ def require_affine(function: AffineFunction) -> None:
     if (outputs[1] - alone[0]).abs().max() > _tolerance(function.dtype) * scale:
         raise NotAffineError(
             f"{function.name} gives another output for an input alone than within a batch: it "
-            "mixes the entries of a batch, or is random. Give it running statistics, or switch "
-            "its randomness off."
+            "mixes the entries of a batch, or is random. If it calls batch norm or dropout, pass "
+            "the modules themselves, or put them in evaluation mode first."
         )
 
 
@@ -138,11 +138,11 @@ def _blame(function: AffineFunction, points: Tensor) -> str:
     ]
     try:
         with torch.no_grad(), unchanged_rng(function.device):
-            function(points)
+            function(points.clone())
     finally:
         for handle in hooks:
             handle.remove()
     return (
         f"{found[0] if found else function.name} is not affine: f(x + y) differs from "
-        "f(x) + f(y) - f(0). Leave it out, or take the linearization at a point."
+        "f(x) + f(y) - f(0). Leave it out."
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
 from torch.nn.utils.parametrize import is_parametrized
 
 from spectralclip._affine import AffineFunction, Stage, describe, evaluation_mode
@@ -48,7 +49,9 @@ def is_plain(layer: Any, *types: type[nn.Module]) -> bool:
     """
     if not isinstance(layer, types) or isinstance(layer, torch.jit.ScriptModule):
         return False
-    if layer._forward_hooks or layer._forward_pre_hooks:
+    hooked = layer._forward_hooks or layer._forward_pre_hooks
+    hooked_globally = module_hooks._global_forward_hooks or module_hooks._global_forward_pre_hooks
+    if hooked or hooked_globally or "forward" in vars(layer):
         return False
     cls = type(layer)
     return any(

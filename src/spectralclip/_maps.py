@@ -94,6 +94,27 @@ class AutogradMap(LinearMap):
         with torch.no_grad():
             self._at_zero = self._evaluate(zero)
         self._graph: tuple[Tensor, Tensor] | None = None
+        self._require_adjoint()
+
+    def _require_adjoint(self) -> None:
+        """Raise unless the backward pass is the transpose of the forward pass."""
+        function, generator = self._function, torch.Generator("cpu").manual_seed(1)
+        x, y = (
+            torch.randn(1, layout.size, generator=generator, device="cpu").to(
+                function.device, function.dtype
+            )
+            for layout in (self.source, self.target)
+        )
+        image, adjoint = self.linearize(x)
+        back = adjoint(y)
+        forward, backward = torch.sum(image * y), torch.sum(x * back)
+        size = image.norm() * y.norm() + x.norm() * back.norm()
+        if float((forward - backward).abs()) > 1e-3 * float(size):
+            raise ValueError(
+                f"The backward pass of {function.name} is not the transpose of its forward pass: "
+                "it is cut off or changed somewhere, as by torch.no_grad() or .detach() inside. "
+                "Let gradients reach the input."
+            )
 
     def _evaluate(self, x: Tensor) -> Tensor:
         return self._function.part(self._start, self._stop, x)
@@ -120,7 +141,7 @@ class AutogradMap(LinearMap):
     def _record(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             x = self.source.to_tensor(rows).detach().requires_grad_()
-            return x, self._evaluate(x)
+            return x, self._evaluate(x.clone())  # a layer may work in place
 
     def _backward(self, x: Tensor, y: Tensor, rows: Tensor, keep: bool) -> Tensor:
         if not y.requires_grad:  # A constant function: no path leads back to x.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
-from spectralclip._affine import AffineFunction, Layer, plain_numerics
+from spectralclip._affine import AffineFunction, Layer, as_shape, plain_numerics
 from spectralclip._check import require_affine
 from spectralclip._explicit import build_maps, known_affine
 from spectralclip._maps import AutogradMap, LinearMap, ScalarMap, TransposedMap
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class LinearOperator:
     """The linear part `M` of an affine layer `f(x) = M x + b`, applied but never formed.
 
-    Made by `as_operator`. It is a picture of the layer at that moment: make a new one when
-    the weights have changed. Vectors are tensors of shape `in_shape` or `out_shape`, or
+    Made by `as_operator`, for the weights that the layer has then: make a new one when they
+    have changed. Vectors are tensors of shape `in_shape` or `out_shape`, or
     batches of them with one leading dimension.
 
     Attributes:
@@ -101,7 +101,7 @@ class LinearOperator:
             v: An input vector, or a batch of as many.
         """
         if self._transposed:
-            return self._untransposed().pullback(v, u)
+            return self.adjoint().pullback(v, u)
         if not self._function.parameters:
             raise ValueError(f"{self.name} has no parameters to take a gradient in.")
         outputs, inputs = self._pairs(u, v)
@@ -119,7 +119,7 @@ class LinearOperator:
     def bilinear(self, u: Tensor, v: Tensor) -> Tensor:
         """The sum of `<u_i, M(W) v_i>` over a batch, attached to the layer's own parameters."""
         if self._transposed:
-            return self._untransposed().bilinear(v, u)
+            return self.adjoint().bilinear(v, u)
         outputs, inputs = self._pairs(u, v)
         return bilinear(self._function, outputs, inputs, self._function.live_values())
 
@@ -266,9 +266,6 @@ class LinearOperator:
             )
         return outputs, inputs
 
-    def _untransposed(self) -> LinearOperator:
-        return self.adjoint()
-
 
 def bilinear(function: AffineFunction, u: Tensor, v: Tensor, values: dict[str, Tensor]) -> Tensor:
     """The sum of `<u_i, f(v_i) - f(0)>` as a function of the parameter values."""
@@ -298,7 +295,7 @@ def as_operator(
         device: Device for layers without parameters (default: CPU).
 
     Returns:
-        The operator, a picture of the layer at this moment.
+        The operator, for the weights that the layer has now.
 
     Raises:
         NotAffineError: The layer is not affine; the message names the submodule.
@@ -314,8 +311,8 @@ def as_operator(
         ((8, 8, 8), torch.Size([8, 8, 8]))
     """
     if isinstance(layer, LinearOperator):
-        if tuple(in_shape) != layer.in_shape:
-            raise ValueError(f"{layer!r} has in_shape {layer.in_shape}, got {tuple(in_shape)}.")
+        if as_shape(in_shape) != layer.in_shape:
+            raise ValueError(f"{layer!r} has in_shape {layer.in_shape}, got {in_shape}.")
         return layer
     function = AffineFunction(layer, in_shape, dtype=dtype, device=device)
     if not all(known_affine(stage) for stage in function.stages):

@@ -31,6 +31,7 @@ from spectralclip._subspace import (
 )
 
 
+@final
 @dataclass(frozen=True)
 class Triplets:
     """Leading singular triplets on flat rows."""
@@ -132,6 +133,16 @@ class Lanczos(Solver):
     basis: int | None = None
     oversampling: int | None = None
     max_applications: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse settings that make no sense."""
+        least = {"basis": 2, "oversampling": 0, "max_applications": 2}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < smallest):
+                raise ValueError(
+                    f"{name} of Lanczos must be an integer of at least {smallest}, got {value!r}."
+                )
 
     def solve(
         self, op: LinearOperator, k: int, tol: float, v0: Tensor | None, generator: torch.Generator
@@ -256,13 +267,13 @@ class Lanczos(Solver):
                 fresh = orthonormal_rows(random_rows(op, 1, generator), space.vectors)
         converged = not open_ or space.size == n
         vectors, images = space.ritz(list(range(k)))
-        advice = "" if converged else _advice(len(open_), k, accuracy.tol, space.applications)
+        advice = "" if converged else _advice(accuracy.tol, space.applications)
         return finish(op, vectors, converged, space.applications, advice, images)
 
 
-def _advice(open_: int, k: int, tol: float, applications: int) -> str:
+def _advice(tol: float, applications: int) -> str:
     return (
-        f"{open_} of {k} values have not reached tol={tol:g} after {applications} "
+        f"Not all values have reached tol={tol:g} after {applications} "
         "applications. Go on from here with svds(..., v0=spectrum.V), allow more with "
         "solver=Lanczos(max_applications=...), or loosen tol."
     )

@@ -25,6 +25,7 @@ def tall_qr(columns: Tensor) -> tuple[Tensor, Tensor]:
     return Q.to(columns.device), R.to(columns.device)
 
 
+@final
 @dataclass(frozen=True)
 class Accuracy:
     """The stopping rule for Ritz pairs (theta, v) of `A = M^T M` with residuals r.

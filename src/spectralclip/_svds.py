@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, final
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ class ConvergenceWarning(UserWarning):
     """A norm was returned that is not known to the accuracy asked for."""
 
 
+@final
 @dataclass(frozen=True)
 class Spectrum:
     """The leading singular triplets of a layer: `M v = s u` and `M^T u = s v`.
@@ -35,7 +37,8 @@ class Spectrum:
         V: Right singular vectors, orthonormal, of shape `(k, *in_shape)`.
         residuals: `sqrt(||M v - s u||^2 + ||M^T u - s v||^2)` for each triplet: some singular
             value of the layer lies within this distance of `s`.
-        converged: Whether all values are estimated to be within the tolerance.
+        converged: Whether all values are estimated to be within the tolerance, or as accurate
+            as the precision of the computation allows.
         applications: Vectors sent through `M` or `M^T`, one each.
         advice: If not converged, what to do; else empty.
     """
@@ -70,7 +73,8 @@ def svds(
     """The k largest singular values of a layer, with their vectors.
 
     Args:
-        layer: A module, a sequence of modules (their composition), or an affine callable.
+        layer: A module, a sequence of modules (their composition), an affine callable, or
+            what `as_operator` made of one.
         in_shape: Shape of one input, without the batch dimension.
         k: How many triplets, at most `min(m, n)`.
         tol: Relative accuracy of the values. Iterations stop on residual-based estimates of
@@ -98,6 +102,7 @@ def svds(
     """
     op = as_operator(layer, in_shape)
     _check_request(op, k, tol)
+    k = operator.index(k)
     start = _start_rows(op, v0)
     if generator is None:
         generator = torch.Generator("cpu").manual_seed(0)
@@ -206,20 +211,22 @@ def _choose(op: LinearOperator, k: int) -> Solver:
 
 def _check_request(op: LinearOperator, k: int, tol: float) -> None:
     most = min(op.shape)
-    if isinstance(k, bool) or not isinstance(k, int):
+    if isinstance(k, bool) or not hasattr(k, "__index__"):
         raise TypeError(f"k must be an integer, got {k!r}.")
     if not 1 <= k <= most:
         m, n = op.shape
         raise ValueError(
             f"k={k} is out of range for {op.name}, a {m} x {n} matrix: choose 1 <= k <= {most}."
         )
-    if not (math.isfinite(tol) and tol > 0):
-        raise ValueError(f"tol must be a positive number, got {tol}.")
+    if not isinstance(tol, (int, float)) or not (math.isfinite(tol) and tol > 0):
+        raise ValueError(f"tol must be a positive number, got {tol!r}.")
 
 
 def _start_rows(op: LinearOperator, v0: Tensor | None) -> Tensor | None:
     if v0 is None:
         return None
+    if not isinstance(v0, Tensor):
+        raise TypeError(f"v0 must be a tensor, got {type(v0).__name__}.")
     batch = v0[None] if tuple(v0.shape) == op.in_shape else v0
     if tuple(batch.shape[1:]) != op.in_shape or batch.shape[0] < 1:
         raise ValueError(

@@ -76,7 +76,9 @@ def main() -> None:
         before = layer, shape
         with torch.no_grad():
             shape = tuple(layer(torch.zeros(1, *shape)).shape[1:])
-    print("\nEach value comes from the layer's own forward pass; no matrix was formed.")
+    print(
+        "\nConvolutions were only applied, to so many vectors each; their matrices were never formed."
+    )
 
 
 def _print_row(name: str, layer: nn.Module | list[nn.Module], shape: tuple[int, ...]) -> None:
