@@ -31,7 +31,7 @@ class PartlyDetached(nn.Module):
 
 @pytest.mark.parametrize("layer", [Encoder(), PartlyDetached()], ids=["no_grad", "detach"])
 def test_a_cut_backward_pass_is_refused(layer: nn.Module) -> None:
-    with pytest.raises(ValueError, match="backward pass of .* is not the transpose"):
+    with pytest.raises(ValueError, match=r"backward pass of .* is not the transpose"):
         sc.svds(layer, (6,), 1)
 
 

@@ -76,9 +76,7 @@ def main() -> None:
         before = layer, shape
         with torch.no_grad():
             shape = tuple(layer(torch.zeros(1, *shape)).shape[1:])
-    print(
-        "\nConvolutions were only applied, to so many vectors each; their matrices were never formed."
-    )
+    print("\nConvolutions were only applied; their matrices were never formed.")
 
 
 def _print_row(name: str, layer: nn.Module | list[nn.Module], shape: tuple[int, ...]) -> None:
