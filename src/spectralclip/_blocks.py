@@ -116,8 +116,13 @@ def block_values(blocks: Callable[[slice], Tensor], count: int, shape: tuple[int
 
     if workers == 1 or len(slices) == 1:
         return torch.cat([decompose(part) for part in slices])
-    with ThreadPoolExecutor(workers) as pool:
-        return torch.cat(list(pool.map(decompose, slices)))
+    threads = torch.get_num_threads()
+    try:
+        # One thread in each worker: LAPACK's own would only fight over the cores.
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return torch.cat(list(pool.map(decompose, slices)))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _gram_values(matrices: Tensor) -> Tensor:
