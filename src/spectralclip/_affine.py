@@ -23,6 +23,8 @@ from torch.nn.parameter import is_lazy
 Layer: TypeAlias = nn.Module | Callable[[Tensor], Tensor] | Sequence[Any]
 """A module, an affine callable on batches, or a sequence of them (their composition)."""
 
+Shape: TypeAlias = tuple[int, ...]
+
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 

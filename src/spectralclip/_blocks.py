@@ -22,8 +22,6 @@ from spectralclip._fourier import alias_frequencies, folded_frequencies, symbols
 from spectralclip._maps import ConvMap, DenseMap, DiagonalMap, LinearMap, TransposedMap
 from spectralclip._operator import LinearOperator
 
-Shape = tuple[int, ...]
-
 
 def _decomposable(weight: Tensor) -> Tensor:
     """The weight where it can be decomposed: some devices lack the dense algebra."""

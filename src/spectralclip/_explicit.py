@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.nn.utils.parametrize import is_parametrized
 
-from spectralclip._affine import AffineFunction, Stage, describe, evaluation_mode
+from spectralclip._affine import AffineFunction, Shape, Stage, describe, evaluation_mode
 from spectralclip._maps import (
     AutogradMap,
     ConvGeometry,
@@ -27,8 +27,6 @@ from spectralclip._maps import (
     LinearMap,
     TransposedMap,
 )
-
-Shape = tuple[int, ...]
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

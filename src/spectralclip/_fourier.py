@@ -18,7 +18,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-Shape = tuple[int, ...]
+from spectralclip._affine import Shape
 
 
 def folded_frequencies(sides: Shape, stride: Shape) -> tuple[Tensor, Tensor]:

@@ -17,10 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spectralclip._affine import AffineFunction
+from spectralclip._affine import AffineFunction, Shape
 
 Adjoint = Callable[[Tensor], Tensor]
-Shape = tuple[int, ...]
 
 
 @final

@@ -124,7 +124,7 @@ class Lanczos(Solver):
 
     Attributes:
         basis: Most vectors kept (for k > 1, each with its image under `M^T M`); by default
-            128 for k = 1 and 5 blocks, at least 40, for more.
+            128 for k = 1, and 3 to 5 blocks for more, depending on the tolerance.
         oversampling: How much wider than k the block is; by default 3, or 3 k / 10 if more.
         max_applications: Budget of single applications of `M` or `M^T`; by default
             1000 + 200 k.
@@ -238,7 +238,10 @@ class Lanczos(Solver):
     ) -> Triplets:
         """Rayleigh-Ritz on a basis that grows by the residuals of what has not converged."""
         n = op.shape[1]
-        room = min(n, max(self.basis or max(40, 5 * width), width + k, rows.shape[0] + 1))
+        # Rough answers come before a long basis pays for its orthogonalization.
+        blocks = 3 if accuracy.tol >= 5e-3 else 5
+        basis = self.basis or max(8 * blocks, blocks * width)
+        room = min(n, max(basis, width + k, rows.shape[0] + 1))
         space = Subspace(op, room, applications)
         fresh = orthonormal_rows(rows, space.vectors)
         steps, open_ = 0, list(range(k))
