@@ -17,6 +17,16 @@ from spectralclip._subspace import orthonormal_rows
 DENSE_LIMIT = 2**27
 
 
+def require_dense(op: LinearOperator, remedy: str) -> None:
+    """Raise unless the operator's matrix is small enough to be formed."""
+    m, n = op.shape
+    if m * n > DENSE_LIMIT:
+        raise ValueError(
+            f"{op.name} is a {m} x {n} matrix, {m * n * 8 / 2**30:.1f} GiB in float64, and has no "
+            f"faster exact form: its whole spectrum is out of reach. {remedy}"
+        )
+
+
 @final
 @dataclass(frozen=True)
 class Exact(Solver):
@@ -36,12 +46,7 @@ class Exact(Solver):
             found = finish(op, orthonormal_rows(rows, rows[:0]), True, 0)
             if found.S.shape[0] >= k:
                 return found.first(k)
-        m, n = op.shape
-        if m * n > DENSE_LIMIT:
-            raise ValueError(
-                f"{op.name} is a {m} x {n} matrix, {m * n * 8 / 2**30:.1f} GiB in float64, and has "
-                "no faster exact form: use solver=Lanczos()."
-            )
+        require_dense(op, "Use solver=Lanczos().")
         return self._dense(op, k)
 
     @staticmethod

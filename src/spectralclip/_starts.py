@@ -1,7 +1,7 @@
 """Where a Lanczos run begins.
 
-A random vector is the safe choice: it meets every singular vector. For convolutions on large
-images a better one costs next to nothing. Their leading singular vectors are nearly plane
+A random vector is the safe choice: it meets every singular vector. For zero-padded convolutions
+on large images a better one costs little. Their leading singular vectors are nearly plane
 waves, and so are those of the same kernel on a small torus. A random vector on the torus,
 filtered there by a few applications of `M^T M`, then repeated over the whole image and faded
 out at the borders, has most of its weight on the leading part of the spectrum. Some plain

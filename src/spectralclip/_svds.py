@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spectralclip._affine import Layer, plain_numerics
 from spectralclip._blocks import block_form
-from spectralclip._exact import DENSE_LIMIT, Exact, dense_values
+from spectralclip._exact import DENSE_LIMIT, Exact, dense_values, require_dense
 from spectralclip._operator import LinearOperator, as_operator
 from spectralclip._solvers import Lanczos, Solver, Triplets
 
@@ -185,12 +185,7 @@ def singular_values(layer: Layer | LinearOperator, in_shape: Sequence[int]) -> T
         spread = values.repeat_interleave(copies, dim=0).flatten()
         zeros = values.new_zeros(max(0, min(m, n) - spread.numel()))
         return torch.cat([spread, zeros]).sort(descending=True).values
-    if m * n > DENSE_LIMIT:
-        raise ValueError(
-            f"{op.name} is a {m} x {n} matrix, {m * n * 8 / 2**30:.1f} GiB in float64, and has no "
-            "faster exact form: its whole spectrum is out of reach. svds(layer, in_shape, k=...) "
-            "finds the leading values."
-        )
+    require_dense(op, "svds(layer, in_shape, k=...) finds the leading values.")
     return dense_values(op)
 
 
