@@ -35,12 +35,12 @@ def gaussian(op: LinearOperator, count: int, size: int, generator: torch.Generat
     return rows.to(op.device)
 
 
-def filtered_row(op: LinearOperator, generator: torch.Generator) -> Tensor:
-    """One start row: tiled from a small torus where the layer allows it, else random."""
+def filtered_row(op: LinearOperator, generator: torch.Generator) -> tuple[Tensor, bool]:
+    """One start row: tiled from a small torus where the layer allows it (True), else random."""
     noise = random_rows(op, 1, generator)
     torus = _torus_map(op.maps[0]) if len(op.maps) == 1 else None
     if torus is None:
-        return noise
+        return noise, False
     small = torus.source
     row = gaussian(op, 1, small.size, generator)
     for _ in range(FILTER_STEPS):
@@ -55,7 +55,7 @@ def filtered_row(op: LinearOperator, generator: torch.Generator) -> Tensor:
         wave = wave * window.reshape(-1, *[1] * (wave.ndim - 1 - axis))
     start = layout.to_rows(wave)
     mixed: Tensor = start / start.norm().clamp_min(1e-30) + NOISE * noise / noise.norm()
-    return mixed
+    return mixed, True
 
 
 def _convolution(map_: LinearMap) -> ConvMap | None:
