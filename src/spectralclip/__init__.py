@@ -2,10 +2,16 @@
 
 from importlib.metadata import version
 
+from spectralclip import methods
 from spectralclip._affine import NotAffineError
+from spectralclip._bounds import Interval, norm_bounds
 from spectralclip._check import check_affine
+from spectralclip._clip import ClipResult, clip_
+from spectralclip._clip_model import clip_model_
 from spectralclip._exact import Exact
+from spectralclip._layers import FoundLayer, find_layers, skipped_layers
 from spectralclip._operator import LinearOperator, as_operator
+from spectralclip._reshape import set_spectrum_
 from spectralclip._solvers import Lanczos, PowerQR, Solver
 from spectralclip._svds import (
     ConvergenceWarning,
@@ -19,8 +25,11 @@ from spectralclip.digits import load_digits
 __version__ = version("spectralclip")
 
 __all__ = [
+    "ClipResult",
     "ConvergenceWarning",
     "Exact",
+    "FoundLayer",
+    "Interval",
     "Lanczos",
     "LinearOperator",
     "NotAffineError",
@@ -29,8 +38,15 @@ __all__ = [
     "Spectrum",
     "as_operator",
     "check_affine",
+    "clip_",
+    "clip_model_",
+    "find_layers",
     "load_digits",
+    "methods",
+    "norm_bounds",
+    "set_spectrum_",
     "singular_values",
+    "skipped_layers",
     "spectral_norm",
     "svds",
 ]

@@ -86,6 +86,18 @@ def build_maps(function: AffineFunction) -> list[LinearMap]:
     return merge(maps)
 
 
+def explicit_maps(function: AffineFunction) -> list[LinearMap] | None:
+    """One explicit map for each stage, unmerged; None where a stage has none."""
+    maps: list[LinearMap] = []
+    for index, stage in enumerate(function.stages):
+        hint = maps[-1].target.channels_last if maps else False
+        explicit = _explicit_map(function, index, stage, hint)
+        if explicit is None:
+            return None
+        maps.append(explicit)
+    return maps
+
+
 def merge(maps: Sequence[LinearMap]) -> list[LinearMap]:
     """Absorb identities, and diagonals into the convolution or matrix next to them."""
     merged: list[LinearMap] = []

@@ -77,6 +77,23 @@ def symbols(
         the symbols.
     """
     c_out, c_in, *kernel = weight.shape
+    waves = tap_waves(tuple(kernel), sides, frequencies, stride, dilation, padding)
+    waves = waves.to(weight.device, dtype)
+    taps_last = weight.reshape(c_out * c_in, -1)
+    count = waves.shape[0] * waves.shape[1]
+    flat = waves.reshape(count, -1)
+    real, imaginary = (part @ taps_last.T.to(part.dtype) for part in (flat.real, flat.imag))
+    symbol = torch.complex(real, imaginary).reshape(*waves.shape[:2], c_out, c_in)
+    return symbol.transpose(1, 2).reshape(waves.shape[0], c_out, -1)
+
+
+def tap_waves(
+    kernel: Shape, sides: Shape, frequencies: Tensor, stride: Shape, dilation: Shape, padding: Shape
+) -> Tensor:
+    """What each tap contributes to the symbol at each frequency: `(f, aliases, taps)`.
+
+    With a stride, divided by the square root of how many frequencies are folded together.
+    """
     aliases = alias_frequencies(frequencies, sides, stride)
     phase = torch.zeros(*aliases.shape[:2], 1, dtype=torch.float64, device="cpu")
     for axis, (taps, side) in enumerate(zip(kernel, sides, strict=True)):
@@ -85,14 +102,7 @@ def symbols(
         turns = (aliases[..., axis, None] * offsets).remainder(side).double() / side
         phase = (phase[..., :, None] + turns[..., None, :]).flatten(-2)
     waves = torch.polar(torch.ones_like(phase), 2 * math.pi * phase)
-    waves = waves.to(weight.device, dtype)
-    taps_last = weight.reshape(c_out * c_in, -1)
-    count = waves.shape[0] * waves.shape[1]
-    flat = waves.reshape(count, -1)
-    real, imaginary = (part @ taps_last.T.to(part.dtype) for part in (flat.real, flat.imag))
-    symbol = torch.complex(real, imaginary).reshape(*waves.shape[:2], c_out, c_in)
-    symbol = symbol.transpose(1, 2).reshape(waves.shape[0], c_out, -1)
-    return symbol / math.sqrt(math.prod(stride))
+    return waves / math.sqrt(math.prod(stride))
 
 
 # --- The paper's closed forms -------------------------------------------------------------

@@ -324,7 +324,7 @@ def pad_axes(x: Tensor, geometry: ConvGeometry) -> Tensor:
             low, high = (_zeros_along(x, axis, size) for size in (before, after))
             x = torch.cat([low, x, high], axis)
         else:
-            index = _read_positions(geometry.mode, before, x.shape[axis], after)
+            index = read_positions(geometry.mode, before, x.shape[axis], after)
             x = x.index_select(axis, index.to(x.device))
     return x
 
@@ -335,7 +335,7 @@ def _zeros_along(x: Tensor, axis: int, size: int) -> Tensor:
     )
 
 
-def _read_positions(mode: str, before: int, n: int, after: int) -> Tensor:
+def read_positions(mode: str, before: int, n: int, after: int) -> Tensor:
     """For each position of the padded axis, where in the axis its value comes from."""
     index = torch.arange(-before, n + after, device="cpu")
     if mode == "circular":
@@ -355,7 +355,7 @@ def fold_axes(x: Tensor, geometry: ConvGeometry, space: Shape) -> Tensor:
             x = x.narrow(axis, before, n)
             continue
         if after < 0 or max(before, after) > n:  # on a torus smaller than the kernel's reach
-            index = _read_positions(geometry.mode, before, n, after).to(x.device)
+            index = read_positions(geometry.mode, before, n, after).to(x.device)
             core = torch.zeros_like(x.narrow(axis, 0, 1)).repeat_interleave(n, axis)
             x = core.index_add_(axis, index, x)
             continue

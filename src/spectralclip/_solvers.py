@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._operator import LinearOperator
-from spectralclip._starts import filtered_row, random_rows
+from spectralclip._starts import filtered_row, has_waves, random_rows
 from spectralclip._subspace import (
     Accuracy,
     Subspace,
@@ -189,9 +189,8 @@ class Lanczos(Solver):
     ) -> Triplets:
         """The three-term recurrence; copies that rounding makes of converged values do no harm."""
         limit = min(self.basis or 128, op.shape[1], max(2, budget // 2))
-        start, is_filtered = filtered_row(op, generator)
-        # A random start meets the leading vector late, where borders give it a corner to hide in.
-        caution = 0.39 if is_filtered else 0.25
+        start = filtered_row(op, generator)
+        caution = 0.39 if has_waves(op) else 0.25
         accuracy = Accuracy(tol, torch.finfo(op.dtype).eps, caution=caution)
         current, previous = start / start.norm(), torch.zeros_like(start)
         basis: list[Tensor] = []

@@ -35,12 +35,12 @@ def gaussian(op: LinearOperator, count: int, size: int, generator: torch.Generat
     return rows.to(op.device)
 
 
-def filtered_row(op: LinearOperator, generator: torch.Generator) -> tuple[Tensor, bool]:
-    """One start row: tiled from a small torus where the layer allows it (True), else random."""
+def filtered_row(op: LinearOperator, generator: torch.Generator) -> Tensor:
+    """One start row: tiled from a small torus where the layer allows it, else random."""
     noise = random_rows(op, 1, generator)
     torus = _torus_map(op.maps[0]) if len(op.maps) == 1 else None
     if torus is None:
-        return noise, False
+        return noise
     small = torus.source
     row = gaussian(op, 1, small.size, generator)
     for _ in range(FILTER_STEPS):
@@ -55,7 +55,17 @@ def filtered_row(op: LinearOperator, generator: torch.Generator) -> tuple[Tensor
         wave = wave * window.reshape(-1, *[1] * (wave.ndim - 1 - axis))
     start = layout.to_rows(wave)
     mixed: Tensor = start / start.norm().clamp_min(1e-30) + NOISE * noise / noise.norm()
-    return mixed, True
+    return mixed
+
+
+def has_waves(op: LinearOperator) -> bool:
+    """Whether the leading singular vectors are plane waves, nearly: then a random start meets them.
+
+    Reflected and replicated borders have isolated vectors in their corners, which a random start
+    meets late.
+    """
+    conv = _convolution(op.maps[0]) if len(op.maps) == 1 else None
+    return conv is not None and conv.geometry.mode in ("zeros", "circular")
 
 
 def _convolution(map_: LinearMap) -> ConvMap | None:

@@ -1,0 +1,292 @@
+"""`norm_bounds`: an interval that holds a layer's norm, and what kind of promise it is.
+
+A Ritz value is a lower bound. An upper bound needs an argument of its own:
+
+- *exact*: the layer falls apart into small matrices (`_block_norms`), or is small itself;
+- *embedding*: a zero-padded convolution is a part of a circular one on a larger torus
+  (`_block_norms`);
+- *probabilistic*: any layer. One Lanczos run from a random vector; the bound fails only if that
+  vector was nearly orthogonal to the leading one, which has a known small probability
+  (`_lanczos_bound`);
+- *every size*: the symbol of a convolution between the points of a grid, by Riesz's lemma;
+- certificates for what is left, where a deterministic answer is asked for (`_certificates`).
+
+Here it is decided which of them a layer gets, from what it is and what each would cost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from spectralclip._affine import Layer, Shape, describe, plain_numerics
+from spectralclip._block_norms import (
+    convolution,
+    embedding_norm,
+    largest_eigenvalue,
+    largest_value,
+    listed_blocks,
+    rounding,
+    torus_blocks,
+)
+from spectralclip._blocks import ListedBlocks
+from spectralclip._lanczos_bound import Search, relative_width, slack
+from spectralclip._maps import ConvMap
+from spectralclip._operator import LinearOperator, as_operator
+
+# Smaller sides up to which the whole matrix is formed; more where only a proof will do.
+DENSE_SIDE, DENSE_SIDE_DETERMINISTIC = 64, 1024
+DENSE_ENTRIES = 2**25  # and how many numbers that matrix may have
+
+
+@final
+@dataclass(frozen=True)
+class Interval:
+    """A lower and an upper bound on a norm.
+
+    Attributes:
+        lower: Lower end.
+        upper: Upper end.
+        kind: What the upper end rests on: "exact", "embedding", "every size", "cholesky",
+            "strips" (all deterministic), or "probabilistic".
+        failure: Probability that the upper end is too small; 0 for deterministic kinds.
+        applications: Vectors sent through the layer or its transpose, one each.
+
+    Example:
+        >>> from spectralclip import Interval
+        >>> interval = Interval(2.0, 2.02, "embedding", 0.0)
+        >>> 2.01 in interval, round(interval.width, 4)
+        (True, 0.01)
+    """
+
+    lower: float
+    upper: float
+    kind: str
+    failure: float
+    applications: int = 0
+
+    def __contains__(self, value: float | Tensor) -> bool:
+        """Whether a number lies between the ends."""
+        return self.lower <= float(value) <= self.upper
+
+    @property
+    def width(self) -> float:
+        """Relative width: `upper / lower - 1`."""
+        return relative_width(self.lower, self.upper)
+
+
+@plain_numerics()
+def norm_bounds(
+    layer: Layer | LinearOperator,
+    in_shape: Sequence[int] | None,
+    *,
+    rtol: float = 0.01,
+    failure: float = 1e-6,
+    deterministic: bool = False,
+    generator: torch.Generator | None = None,
+) -> Interval:
+    """An interval that holds the largest singular value of a layer, its Lipschitz constant.
+
+    Args:
+        layer: A module, a sequence of modules (their composition), an affine callable, or
+            what `as_operator` made of one.
+        in_shape: Shape of one input, without the batch dimension. None asks for a bound that
+            holds at every input size: for dense layers, batch norms, and convolutions with
+            zero or circular padding, alone or with batch norms around them. The interval then
+            holds the supremum over all sizes.
+        rtol: Relative width to stop at. A wider interval is returned where this one is out of
+            reach; it holds all the same.
+        failure: Accepted probability that a probabilistic upper end is too small.
+        deterministic: Accept only upper ends that rest on no probability.
+        generator: Source of the random start; by default the same for each call.
+
+    Raises:
+        ValueError: The arguments do not fit the layer, or there is no bound of the kind asked
+            for; the message names the remedy.
+
+    Example:
+        >>> import torch
+        >>> from spectralclip import norm_bounds
+        >>> conv = torch.nn.Conv2d(16, 16, 3, padding=1)
+        >>> interval = norm_bounds(conv, (16, 32, 32))
+        >>> interval.kind, interval.width <= 0.01
+        ('embedding', True)
+        >>> norm_bounds(conv, None).kind
+        'every size'
+    """
+    _check_request(rtol, failure)
+    if in_shape is None:
+        return _every_size(layer, rtol)
+    double, op = _precisions(layer, in_shape)
+    for candidate in (double, op):
+        blocks = listed_blocks(candidate)
+        if blocks is not None:
+            return _exact(candidate, blocks)
+    if _formable(op, DENSE_SIDE):
+        return _dense(double)
+    ceiling = embedding_norm((double, op), deterministic)
+    search = Search(double, op, rtol, failure, ceiling, deterministic)
+    ends = search.run(generator or torch.Generator("cpu").manual_seed(0))
+    kind, risk = ("embedding", 0.0) if ends.certain else ("probabilistic", failure)
+    found = Interval(ends.lower, ends.upper, kind, risk, ends.applications)
+    if deterministic and found.width > rtol:
+        return _certified(double, found, rtol)
+    return found
+
+
+def _check_request(rtol: float, failure: float) -> None:
+    if not isinstance(rtol, (int, float)) or not (math.isfinite(rtol) and rtol > 0):
+        raise ValueError(f"rtol must be a positive number such as 0.01, got {rtol!r}.")
+    if not isinstance(failure, (int, float)) or not 0 < failure < 1:
+        raise ValueError(
+            "failure must be a probability between 0 and 1, such as 1e-6, both excluded, got "
+            f"{failure!r}. For an upper end that cannot fail, use deterministic=True."
+        )
+
+
+def _precisions(
+    layer: Layer | LinearOperator, in_shape: Sequence[int]
+) -> tuple[LinearOperator, LinearOperator]:
+    """The operator in float64 where it can be had, and in the layer's own precision."""
+    op = as_operator(layer, in_shape)
+    if isinstance(layer, LinearOperator) or op.dtype == torch.float64 or op.device.type == "mps":
+        return op, op
+    try:
+        return as_operator(layer, in_shape, dtype=torch.float64), op
+    except (ValueError, RuntimeError):  # scripted, or holding constants of one precision
+        return op, op
+
+
+# --- One input size ------------------------------------------------------------------------
+
+
+def _exact(op: LinearOperator, blocks: ListedBlocks) -> Interval:
+    value, margin = largest_value(blocks), rounding(op, blocks, convolution(op))
+    return Interval(value * (1 - margin), value * (1 + margin), "exact", 0.0)
+
+
+def _formable(op: LinearOperator, side: int) -> bool:
+    # Coordinates in fewer than three dimensions do not have their largest density at zero, as
+    # the probabilistic bound needs.
+    m, n = op.shape
+    return min(m, n) <= 2 or (min(m, n) <= side and m * n <= DENSE_ENTRIES)
+
+
+def _dense(op: LinearOperator) -> Interval:
+    """The norm of the matrix itself, formed by as many applications as its shorter side has."""
+    matrix = op.to_dense().to("cpu", torch.float64)
+    m, n = matrix.shape
+    scale = float(matrix.abs().max()) or 1.0
+    matrix = matrix / scale
+    gram = matrix @ matrix.T if m <= n else matrix.T @ matrix
+    value = scale * math.sqrt(largest_eigenvalue(gram[None], 0.0))
+    margin = 4 * (m + n) * torch.finfo(torch.float64).eps + slack(op.dtype)
+    return Interval(value * (1 - margin), value * (1 + margin), "exact", 0.0, min(m, n))
+
+
+def _certified(double: LinearOperator, found: Interval, rtol: float) -> Interval:
+    """A deterministic upper end where the embedding's is too wide or missing."""
+    if _formable(double, DENSE_SIDE_DETERMINISTIC):
+        formed = _dense(double)
+        return replace(formed, applications=formed.applications + found.applications)
+    from spectralclip._certificates import deterministic_upper
+
+    certificate = deterministic_upper(double, found.lower, rtol)
+    if certificate is not None and certificate[0] < found.upper:
+        return Interval(found.lower, *certificate, 0.0, found.applications)
+    if math.isinf(found.upper):
+        m, n = double.shape
+        raise ValueError(
+            f"{double.name} is a {m} x {n} matrix with no exact form, and no deterministic bound "
+            "fits it. Use deterministic=False for one that fails with a known small probability."
+        )
+    return found
+
+
+# --- Every input size ----------------------------------------------------------------------
+
+
+def _every_size(layer: Layer | LinearOperator, rtol: float) -> Interval:
+    """Bounds on the supremum of the norm over all input sizes."""
+    double, op = _precisions(layer, _probe_shape(layer))
+    for candidate in (double, op):
+        conv = convolution(candidate)
+        if conv is None:
+            blocks = listed_blocks(candidate)
+            if blocks is not None:
+                return _exact(candidate, blocks)
+            continue
+        geometry, kernel = conv.geometry, conv.weight.shape[2:]
+        paddings = zip(geometry.before, geometry.after, geometry.dilation, kernel, strict=True)
+        repeats = any(before + after > d * (k - 1) for before, after, d, k in paddings)
+        circular = geometry.mode == "circular"
+        if geometry.mode != "zeros" and (repeats or not circular):
+            break
+        lower, upper = _supremum(candidate, conv, geometry.stride, rtol)
+        if circular and max(geometry.stride) > 1:
+            # At sizes that the stride does not divide, the last window and the first are closer
+            # than a stride: all that is left is that they are windows of stride one.
+            upper = _supremum(candidate, conv, (1,) * len(kernel), rtol)[1]
+        return Interval(lower, upper, "every size", 0.0)
+    raise _needs_shape(layer)
+
+
+def _needs_shape(layer: Layer | LinearOperator) -> ValueError:
+    name = layer.name if isinstance(layer, LinearOperator) else describe(layer)
+    return ValueError(
+        f"in_shape=None asks for a bound at every input size, which is known for a dense layer, a "
+        "batch norm, or one convolution with zero padding (or circular padding that repeats no "
+        f"window), alone or with batch norms around it; got {name}. Give in_shape, the shape of "
+        "one input such as (3, 32, 32)."
+    )
+
+
+def _probe_shape(layer: Layer | LinearOperator) -> Shape:
+    """Some shape that the layer accepts."""
+    parts: list[Any] = [layer]
+    while any(isinstance(part, (nn.Sequential, list, tuple)) for part in parts):
+        at = next(i for i, p in enumerate(parts) if isinstance(p, (nn.Sequential, list, tuple)))
+        parts[at : at + 1] = list(parts[at])
+    convs = [part for part in parts if isinstance(part, nn.modules.conv._ConvNd)]
+    norms = [part for part in parts if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    linears = [part for part in parts if isinstance(part, nn.Linear)]
+    known = len(convs) + len(norms) + len(linears) == len(parts) > 0
+    if not known or len(convs) + len(linears) > 1:
+        raise _needs_shape(layer)
+    names = ("in_channels", "in_features", "num_features")
+    channels = next(getattr(parts[0], name) for name in names if hasattr(parts[0], name))
+    if not convs:
+        axes = {nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}.get(type(parts[0]), 0)
+        return (channels, *[1] * axes)
+    conv = convs[0]
+    padding = (0,) * len(conv.kernel_size) if isinstance(conv.padding, str) else conv.padding
+    reach = zip(conv.dilation, conv.kernel_size, padding, strict=True)
+    return (channels, *[2 * (d * (k - 1) + 1 + p) for d, k, p in reach])
+
+
+def _supremum(op: LinearOperator, conv: ConvMap, stride: Shape, rtol: float) -> tuple[float, float]:
+    """Bounds on the largest singular value of a convolution's symbol over all frequencies.
+
+    `||S(w)^H u||^2` is a trigonometric polynomial in the output frequency, nowhere negative,
+    of degree `g = floor((k - 1) / stride)` on each axis. By M. Riesz's lemma it falls off from
+    its maximum no faster than `cos(g t / 2)^2`, so that between N equispaced points it exceeds
+    them by at most `cos(pi g / 2N)^-2`. A dilation d stretches frequencies and nothing else;
+    what it shares with the stride cancels.
+    """
+    steps = tuple(s // math.gcd(s, d) for s, d in zip(stride, conv.geometry.dilation, strict=True))
+    degrees = [(k - 1) // s for k, s in zip(conv.weight.shape[2:], steps, strict=True)]
+    axes = max(1, sum(degree > 0 for degree in degrees))
+    angle = math.acos((1 + 0.99 * rtol) ** (-1 / axes))
+    points = [max(g + 1, math.ceil(math.pi * g / (2 * angle))) for g in degrees]
+    factor = math.prod(
+        1 / math.cos(math.pi * g / (2 * n)) for g, n in zip(degrees, points, strict=True)
+    )
+    sides = tuple(n * s for n, s in zip(points, steps, strict=True))
+    torus = torus_blocks(conv, sides, steps, (1,) * len(sides))
+    value, margin = largest_value(torus), rounding(op, torus, conv)
+    return value * (1 - margin), value * (1 + margin) * factor

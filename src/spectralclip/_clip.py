@@ -1,0 +1,342 @@
+"""`clip_`: the nearest layer of the same form whose norm is at most c."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from spectralclip._affine import AffineFunction, Layer, plain_numerics
+from spectralclip._blocks import WindowBlocks
+from spectralclip._bounds import norm_bounds
+from spectralclip._maps import ConvMap, TransposedMap
+from spectralclip._movable import (
+    ConvWeight,
+    DirectWeight,
+    GenericWeights,
+    Movable,
+    Move,
+    Steerable,
+    generic_operator,
+    moving_names,
+    plan,
+)
+from spectralclip._operator import LinearOperator, as_operator
+from spectralclip._project import Projected, backed_up, by_cuts, by_newton, by_torus
+from spectralclip._ritz import fresh_ritz
+from spectralclip._svds import svds
+
+# Relative gaps between the distance and its lower bound, and budgets in applications.
+GAP, CUT_BUDGET, BUDGET = 0.03, 1200, 6000
+EXACT_GAP, EXACT_BUDGET = 0.005, 40000
+# Each cut keeps two copies of the weights; with more of them, Newton steps do.
+CUT_LIMIT = 300_000
+MUCH = 0.85
+FINAL_STEPS, SETTLING_ROUNDS, FURTHER_ROUNDS, SETTLED = 60, 20, 3, 1e-5
+CERTIFIED_ROUNDS = 4  # how often the layer may be lowered for the bounds' sake
+
+
+@final
+@dataclass(frozen=True)
+class ClipResult:
+    """What clipping did to a layer.
+
+    Attributes:
+        norm_before: The layer's norm before, to the tolerance.
+        norm_after: The largest norm seen after; with `certify` the upper end of its bounds.
+        distance: `||M(W') - M(W)||_F`: how far the layer has moved as an operator.
+        distance_lower_bound: No layer of this form within the bound is nearer; None where no
+            such bound is known.
+        applications: Vectors sent through `M`, `M^T` or the pullback, one each.
+        rounds: Steps taken.
+        converged: Whether the projection was carried through. If not, the layer is within the
+            bound all the same, by a final scale, but farther away than need be.
+        flops: Floating-point operations spent outside of applications.
+    """
+
+    norm_before: float
+    norm_after: float
+    distance: float
+    distance_lower_bound: float | None
+    applications: int
+    rounds: int
+    converged: bool
+    flops: float = 0.0
+
+
+@plain_numerics()
+def clip_(
+    layer: Layer,
+    max_norm: float,
+    in_shape: Sequence[int],
+    *,
+    tol: float = 1e-3,
+    exact: bool = False,
+    certify: bool | Literal["deterministic"] = False,
+    move: Move = "first",
+    generator: torch.Generator | None = None,
+) -> ClipResult:
+    """Move a layer, in place, to the nearest one of its form whose norm is at most `max_norm`.
+
+    A layer that is within the bound stays as it is, bit for bit. No learning rate is involved.
+    Dense layers, 1x1 convolutions, others whose windows do not overlap, and batch norm are
+    clipped exactly. Convolutions with zero or circular padding are clipped frequency by
+    frequency and finished on the layer itself; others by cutting planes.
+
+    Args:
+        layer: A module, a sequence of modules (their composition), or an affine callable
+            object with parameters.
+        max_norm: The bound c.
+        in_shape: Shape of one input, without the batch dimension.
+        tol: The norm reached is at most `(1 + tol) * max_norm`, and usually much closer.
+        exact: Carry the projection on until its distance is within half a percent of the
+            smallest possible one, by cutting planes; for layers linear in what moves.
+        certify: The upper end of `norm_bounds` is at most `max_norm`; "deterministic" for a bound
+            without a failure probability.
+        move: In a composition, which parameters move: "first", those of its first layer
+            (batch norms give way to what they normalize), or "all".
+        generator: Source of random vectors; by default the same for each call.
+
+    Returns:
+        A `ClipResult`.
+
+    Raises:
+        ValueError: The arguments do not fit the layer, or nothing in it can be clipped; the
+            layer is as it was.
+
+    Example:
+        >>> import torch
+        >>> from spectralclip import clip_, spectral_norm
+        >>> conv = torch.nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect")
+        >>> result = clip_(conv, 0.5, (8, 12, 12))
+        >>> result.converged, bool(spectral_norm(conv, (8, 12, 12)) < 0.5005)
+        (True, True)
+    """
+    _check_request(layer, max_norm, tol, certify, move)
+    generator = torch.Generator("cpu").manual_seed(0) if generator is None else generator
+    job = _Clipping(layer, in_shape, certify, move, generator)
+    job.require_clippable(exact)
+    before = svds(job.op, in_shape, 1, tol=min(tol, 1e-3), generator=generator)
+    norm = float(before.S[0])
+    job.applications = before.applications
+    seems_within = norm <= max_norm * (1 + (0 if certify else tol / 2))
+    upper = job.certified_norm() if certify and seems_within else norm
+    if seems_within and upper <= max_norm * (1 + (0 if certify else tol / 2)):
+        return ClipResult(norm, upper, 0.0, 0.0, job.applications, 0, True)
+    found = Projected(job.movable.start, norm, 0, 0, True, 0.0)
+    if not seems_within:
+        found = job.project(max_norm, norm, exact)
+    point, after = job.settled(found.point, max_norm, norm)
+    with _written(job.function, job.movable.parameters(point)) as write:
+        if certify:
+            point, after = job.certified(point, max_norm, norm, exact, write)
+        if not 0.5 * max_norm <= after <= max_norm * (1 + tol):
+            raise ValueError(
+                f"{job.op.name} cannot be brought to {max_norm:g}: its norm came out as {after:g}, "
+                "and does not follow the scale of its parameters. It is left as it was."
+            )
+    return ClipResult(
+        norm,
+        after,
+        job.movable.distance(point),
+        found.lower_bound,
+        job.applications,
+        found.rounds,
+        found.converged,
+        found.flops,
+    )
+
+
+@final
+class _Clipping:
+    """One layer on its way to the bound; nothing is written into it here."""
+
+    def __init__(
+        self,
+        layer: Layer,
+        in_shape: Sequence[int],
+        certify: bool | Literal["deterministic"],
+        move: Move,
+        generator: torch.Generator,
+    ) -> None:
+        self._layer, self._in_shape = layer, in_shape
+        self._certify, self._generator = certify, generator
+        self.op = as_operator(layer, in_shape)
+        self.function = AffineFunction(layer, in_shape)
+        self.movable = _movable(self.op, self.function, move)
+        self.applications = 0
+
+    def require_clippable(self, exact: bool) -> None:
+        """Raise where there is no way to the bound, or none that `exact` could measure."""
+        movable = self.movable
+        if not isinstance(movable, Steerable) or movable.is_linear:
+            return
+        if exact:
+            raise ValueError(
+                f"exact=True needs a layer that is linear in the parameters that move; "
+                f"{self.op.name} is not: several of them multiply each other, or a "
+                "parametrization is not linear."
+            )
+        generator = torch.Generator("cpu").manual_seed(0)
+        sizes = [
+            float(fresh_ritz(movable.operator(share * movable.start), 10, 1, generator).S[0])
+            for share in (1.0, 0.01)
+        ]
+        if sizes[1] > 0.9 * sizes[0]:
+            raise ValueError(
+                f"The norm of {self.op.name} does not follow the scale of its parameters, as with "
+                "an orthogonal or spectrally normalized parametrization: it cannot be clipped. "
+                "Remove the parametrization first "
+                "(torch.nn.utils.parametrize.remove_parametrizations)."
+            )
+
+    def project(self, max_norm: float, norm: float, exact: bool) -> Projected:
+        """The nearest point, by what suits the layer, whose norm is given."""
+        found = _project(self.movable, max_norm, norm, exact, self._generator)
+        self.applications += found.applications
+        return found
+
+    def settled(self, point: Tensor, max_norm: float, start_norm: float) -> tuple[Tensor, float]:
+        """Look once more from a new random vector, at the weights as they will be stored.
+
+        Where a little is missing, going on in the direction of the move costs least distance;
+        the scale of the weights is what always helps.
+        """
+        start, norm = self.movable.start, math.inf
+        for attempt in range(SETTLING_ROUNDS):
+            op = _stored_operator(self.function, self.movable, point)
+            look = fresh_ritz(op, FINAL_STEPS, 1, self._generator)
+            self.applications += look.applications
+            norm = float(look.S[0])
+            if norm <= max_norm * (1 + SETTLED):
+                break
+            missing = 1.5 * (norm - max_norm) / max(start_norm - norm, 1e-300)
+            if attempt < FURTHER_ROUNDS and missing < 0.05:
+                point = point + missing * (point - start)
+            else:
+                point = self.movable.scaled(point, max_norm / norm)
+        return point, norm
+
+    def certified_norm(self) -> float:
+        """The upper end of the bounds on the layer as it is, as a user would ask for them."""
+        deterministic = self._certify == "deterministic"
+        bounds = norm_bounds(self._layer, self._in_shape, deterministic=deterministic)
+        self.applications += bounds.applications
+        return bounds.upper
+
+    def certified(
+        self,
+        point: Tensor,
+        max_norm: float,
+        norm: float,
+        exact: bool,
+        write: Callable[[dict[str, Tensor]], None],
+    ) -> tuple[Tensor, float]:
+        """Lower the layer, as it is written, until the upper end is within the bound."""
+        movable, aim, upper = self.movable, max_norm, math.inf
+        for _ in range(CERTIFIED_ROUNDS):
+            upper = self.certified_norm()
+            if upper <= max_norm:
+                break
+            factor = max_norm / upper * (1 - 1e-6)
+            aim *= factor
+            if isinstance(movable, GenericWeights):
+                # The norm need not follow the scale: aim lower from the start.
+                found = self.project(aim, norm, exact)
+                point, _ = self.settled(found.point, aim, norm)
+            else:
+                point = movable.scaled(point, factor)
+            write(movable.parameters(point))
+        return point, upper
+
+
+def _check_request(layer: object, max_norm: float, tol: float, certify: object, move: str) -> None:
+    if isinstance(layer, LinearOperator):
+        raise TypeError("clip_ changes a layer's parameters: give the layer, not its operator.")
+    if not isinstance(max_norm, (int, float)) or not (math.isfinite(max_norm) and max_norm > 0):
+        raise ValueError(f"max_norm must be a positive number, got {max_norm!r}.")
+    if not isinstance(tol, (int, float)) or not 0 < tol <= 0.1:
+        raise ValueError(f"tol must be a number between 0 and 0.1, got {tol!r}.")
+    if certify not in (False, True, "deterministic"):
+        raise ValueError(f'certify must be False, True or "deterministic", got {certify!r}.')
+    if move not in ("first", "all"):
+        raise ValueError(f'move must be "first" or "all", got {move!r}.')
+
+
+def _movable(op: LinearOperator, function: AffineFunction, move: Move) -> Movable:
+    names = moving_names(op, function, move)
+    found = plan(function, names)
+    if found is None:
+        return GenericWeights(function, names)
+    inner = found.map.inner if isinstance(found.map, TransposedMap) else found.map
+    if isinstance(inner, ConvMap) and not WindowBlocks.fits(inner):
+        return ConvWeight(function, found)
+    return DirectWeight(function, found)
+
+
+def _project(
+    movable: Movable, max_norm: float, norm: float, exact: bool, generator: torch.Generator
+) -> Projected:
+    if isinstance(movable, DirectWeight):
+        point = movable.clipped(max_norm)
+        return Projected(point, max_norm, 0, 1, True, movable.distance(point))
+    assert isinstance(movable, Steerable)
+    if not movable.is_linear:
+        found = by_newton(movable, max_norm, BUDGET, generator)
+        # Steps along a curved surface may have led astray: then the scale alone has to do.
+        return found if found.converged else replace(found, point=movable.start)
+    if exact:
+        found = by_cuts(movable, max_norm, EXACT_GAP, EXACT_BUDGET, generator, look_steps=100)
+        return backed_up(movable, found, max_norm, generator)
+    # Where little is to be clipped, few cuts do it, and the torus is too blunt.
+    if isinstance(movable, ConvWeight) and max_norm < MUCH * norm:
+        on_torus = by_torus(movable, max_norm, BUDGET, generator)
+        if on_torus is not None:
+            return on_torus
+    budget = CUT_BUDGET if movable.start.numel() <= CUT_LIMIT else 0
+    found = by_cuts(movable, max_norm, GAP, budget, generator)
+    if not found.converged:
+        # Cuts come near the nearest point soon, and within the bound late.
+        finished = by_newton(movable, max_norm, BUDGET, generator, found.point)
+        found = replace(
+            finished,
+            applications=found.applications + finished.applications,
+            rounds=found.rounds + finished.rounds,
+            lower_bound=found.lower_bound,
+        )
+    return backed_up(movable, found, max_norm, generator)
+
+
+def _stored_operator(function: AffineFunction, movable: Movable, point: Tensor) -> LinearOperator:
+    """The layer with its parameters rounded to the precision that they are stored in."""
+    values = movable.parameters(point)
+    stored = {name: function.parameters[name].dtype for name in values}
+    if all(dtype == function.dtype for dtype in stored.values()):
+        return movable.operator(point)
+    rounded = {name: value.to(stored[name]).to(function.dtype) for name, value in values.items()}
+    return generic_operator(function, rounded)
+
+
+@contextmanager
+def _written(
+    function: AffineFunction, values: dict[str, Tensor]
+) -> Iterator[Callable[[dict[str, Tensor]], None]]:
+    """Write parameters, and put the old ones back should anything go wrong before the end."""
+    saved = {name: function.parameters[name].detach().clone() for name in values}
+
+    def write(new: dict[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, value in new.items():
+                function.parameters[name].copy_(value)
+
+    try:
+        write(values)
+        yield write
+    except BaseException:
+        write(saved)
+        raise

@@ -1,0 +1,437 @@
+"""The parameters that clipping moves, and the layer as a function of them.
+
+For plain layers, alone or with batch norms beside them, M is linear in one weight. That weight
+is taken with the batch norms' factors multiplied in, which turns the composition into a plain
+layer again; they are divided out at the end. Everything else goes through the layer's own
+forward and backward.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from spectralclip._affine import AffineFunction, Stage
+from spectralclip._direct import clipped_matrices
+from spectralclip._explicit import explicit_maps
+from spectralclip._maps import (
+    AutogradMap,
+    ConvMap,
+    DenseMap,
+    DiagonalMap,
+    IdentityMap,
+    LinearMap,
+    TransposedMap,
+    pad_axes,
+)
+from spectralclip._metric import TapMetric
+from spectralclip._operator import LinearOperator
+
+Move = Literal["first", "all"]
+
+
+class Movable(ABC):
+    """M as a function of a point, the tensor of everything that moves.
+
+    Attributes:
+        start: Where the layer is now.
+    """
+
+    start: Tensor
+
+    @abstractmethod
+    def operator(self, point: Tensor) -> LinearOperator:
+        """M at a point."""
+
+    @abstractmethod
+    def distance(self, point: Tensor) -> float:
+        """`||M(point) - M(start)||_F`."""
+
+    @abstractmethod
+    def scaled(self, point: Tensor, factor: float) -> Tensor:
+        """The point at which M is `factor` times as large, or smaller still."""
+
+    @abstractmethod
+    def parameters(self, point: Tensor) -> dict[str, Tensor]:
+        """The layer's own parameters, by name, that a point stands for."""
+
+
+class Steerable(Movable):
+    """One that is clipped step by step, by gradients of its singular values.
+
+    Attributes:
+        is_linear: Whether M is linear in the point, up to a constant.
+        knows_distance: Whether lengths of changes are distances between operators.
+    """
+
+    is_linear: bool
+    knows_distance: bool
+
+    @abstractmethod
+    def gradients(self, point: Tensor, U: Tensor, V: Tensor) -> Tensor:
+        """The gradients of `<u_i, M v_i>` at a point, for flat rows: `(k, *start.shape)`."""
+
+    @abstractmethod
+    def solve(self, gradients: Tensor) -> Tensor:
+        """`D^-1 g` for each gradient: the direction of fastest change for its length."""
+
+    @abstractmethod
+    def length(self, change: Tensor) -> float:
+        """`sqrt(<g, D g>)` of a change of the point."""
+
+
+@final
+class ConvWeight(Steerable):
+    """The weight of a convolution or transposed convolution."""
+
+    is_linear = True
+    knows_distance = True
+
+    def __init__(self, function: AffineFunction, plan: Plan) -> None:
+        self._function, self._plan = function, plan
+        self.is_transposed = isinstance(plan.map, TransposedMap)
+        inner = plan.map.inner if isinstance(plan.map, TransposedMap) else plan.map
+        assert isinstance(inner, ConvMap)
+        self.conv = inner
+        self.start = inner.weight.clone()
+        self.metric = TapMetric(inner, None, None)
+
+    def operator(self, point: Tensor) -> LinearOperator:
+        return LinearOperator(
+            self._function, [with_weight(self._plan.map, point)], transposed=False
+        )
+
+    def gradients(self, point: Tensor, U: Tensor, V: Tensor) -> Tensor:
+        """Tap by tap: the correlation of the outputs with the inputs that the tap reads."""
+        if self.is_transposed:
+            U, V = V, U
+        conv, geometry = self.conv, self.conv.geometry
+        outputs = conv.target.to_tensor(U)
+        inputs = pad_axes(conv.source.to_tensor(V), geometry)
+        count, groups = outputs.shape[0], geometry.groups
+        left = outputs.reshape(count, groups, outputs.shape[1] // groups, -1)
+        taps = []
+        kernel = tuple(point.shape[2:])
+        for tap in torch.cartesian_prod(*[torch.arange(size) for size in kernel]).reshape(
+            -1, len(kernel)
+        ):
+            read = inputs
+            for axis, place in enumerate(tap.tolist()):
+                first, step = place * geometry.dilation[axis], geometry.stride[axis]
+                last = first + step * (outputs.shape[2 + axis] - 1) + 1
+                read = read[(slice(None),) * (2 + axis) + (slice(first, last, step),)]
+            right = read.reshape(count, groups, inputs.shape[1] // groups, -1)
+            taps.append(left @ right.mT)
+        return torch.stack(taps, -1).reshape(count, *point.shape)
+
+    def solve(self, gradients: Tensor) -> Tensor:
+        return self.metric.solve(gradients)
+
+    def length(self, change: Tensor) -> float:
+        return self.metric.norm(change)
+
+    def distance(self, point: Tensor) -> float:
+        return self.metric.norm(point.double() - self.start.double())
+
+    def scaled(self, point: Tensor, factor: float) -> Tensor:
+        return point * factor
+
+    def parameters(self, point: Tensor) -> dict[str, Tensor]:
+        return self._plan.parameters(point)
+
+
+@final
+class GenericWeights(Steerable):
+    """Any parameters, through the layer's own forward and backward.
+
+    Lengths are those of the parameters themselves: D is not known here.
+    """
+
+    knows_distance = False
+
+    def __init__(self, function: AffineFunction, names: list[str]) -> None:
+        self._function, self._names = function, names
+        self._shapes = [function.values[name].shape for name in names]
+        self.start = torch.cat([function.values[name].flatten() for name in names])
+        self.is_linear = False
+        self.is_linear = self._measured_linear()
+
+    def _values(self, point: Tensor) -> dict[str, Tensor]:
+        sizes = [math.prod(shape) for shape in self._shapes]
+        parts = point.split(sizes)
+        return {
+            name: part.reshape(shape)
+            for name, part, shape in zip(self._names, parts, self._shapes, strict=True)
+        }
+
+    def operator(self, point: Tensor) -> LinearOperator:
+        return generic_operator(self._function, self._values(point))
+
+    def gradients(self, point: Tensor, U: Tensor, V: Tensor) -> Tensor:
+        op = self.operator(point)
+        outputs, inputs = op.output_tensor(U), op.input_tensor(V)
+        rows = []
+        for u, v in zip(outputs, inputs, strict=True):
+            gradient = op.pullback(u, v)
+            rows.append(torch.cat([gradient[name].flatten() for name in self._names]))
+        return torch.stack(rows)
+
+    def solve(self, gradients: Tensor) -> Tensor:
+        return gradients
+
+    def length(self, change: Tensor) -> float:
+        return float(change.double().norm())
+
+    def distance(self, point: Tensor) -> float:
+        """Exactly, by sending a basis of the smaller side through both layers."""
+        here, there = self.operator(point), self.operator(self.start)
+        m, n = here.shape
+        if m < n:
+            here, there = here.adjoint(), there.adjoint()
+        total, step = 0.0, 256
+        for first in range(0, min(m, n), step):
+            rows = torch.zeros(min(step, min(m, n) - first), min(m, n)).to(self.start)
+            rows.diagonal(first).fill_(1.0)
+            total += float((here.forward_rows(rows) - there.forward_rows(rows)).square().sum())
+        return math.sqrt(total)
+
+    def scaled(self, point: Tensor, factor: float) -> Tensor:
+        """By the degree in which M depends on the parameters, where it has one."""
+        generator = torch.Generator("cpu").manual_seed(0)
+        row = torch.randn(1, math.prod(self._function.in_shape), generator=generator).to(point)
+        sizes = [float(self.operator(t * point).forward_rows(row).norm()) for t in (1.0, 0.5, 0.25)]
+        if min(sizes) <= 0:
+            return point * factor
+        degree = math.log2(sizes[0] / sizes[1])
+        has_degree = abs(math.log2(sizes[1] / sizes[2]) - degree) < 1e-2 and degree > 0.5
+        return point * factor ** (1 / degree if has_degree else 1)
+
+    def parameters(self, point: Tensor) -> dict[str, Tensor]:
+        return self._values(point)
+
+    def _measured_linear(self) -> bool:
+        """Whether M is affine in the point: its second differences vanish along a random line."""
+        generator = torch.Generator("cpu").manual_seed(0)
+        size = float(self.start.norm()) / math.sqrt(self.start.numel())
+        other = size * torch.randn(self.start.shape, generator=generator).to(self.start)
+        n = math.prod(self._function.in_shape)
+        row = torch.randn(1, n, generator=generator).to(self.start)
+        images = [self.operator(self.start + t * other).forward_rows(row) for t in (-1.0, 0.0, 1.0)]
+        bend = images[0] - 2 * images[1] + images[2]
+        return float(bend.norm()) <= 1e-3 * float(sum(image.norm() for image in images))
+
+
+def generic_operator(function: AffineFunction, values: dict[str, Tensor]) -> LinearOperator:
+    """The layer with other parameter values, through its own forward and backward."""
+    moved = copy.copy(function)
+    moved.values = {**function.values, **values}
+    whole = AutogradMap(moved, 0, len(moved.stages))
+    return LinearOperator(moved, [whole], transposed=False)
+
+
+@final
+class DirectWeight(Movable):
+    """A weight whose singular values can be set one by one: dense, 1x1, batch norm."""
+
+    def __init__(self, function: AffineFunction, plan: Plan) -> None:
+        self._function, self._plan = function, plan
+        self._plain = plan.map.inner if isinstance(plan.map, TransposedMap) else plan.map
+        self.start = weight_of(plan.map).clone()
+
+    def operator(self, point: Tensor) -> LinearOperator:
+        return LinearOperator(
+            self._function, [with_weight(self._plan.map, point)], transposed=False
+        )
+
+    def clipped(self, max_norm: float) -> Tensor:
+        """The nearest weight within the bound."""
+        if self.start.ndim == 1:
+            return self.start.clamp(-max_norm, max_norm)
+        return clipped_matrices(self._blocks(self.start), max_norm).reshape(self.start.shape)
+
+    def distance(self, point: Tensor) -> float:
+        map_ = self._plain
+        if isinstance(map_, DenseMap):
+            copies = math.prod(map_.leading)
+        else:
+            copies = math.prod(map_.target.shape[1:])
+        return float((point.double() - self.start.double()).norm()) * math.sqrt(copies)
+
+    def scaled(self, point: Tensor, factor: float) -> Tensor:
+        return point * factor
+
+    def parameters(self, point: Tensor) -> dict[str, Tensor]:
+        return self._plan.parameters(point)
+
+    def _blocks(self, weight: Tensor) -> Tensor:
+        groups = self._plain.geometry.groups if isinstance(self._plain, ConvMap) else 1
+        return weight.reshape(groups, weight.shape[0] // groups, -1)
+
+
+@final
+class Plan:
+    """A plain layer with the factors of the batch norms beside it multiplied in.
+
+    Attributes:
+        map: The whole as one map.
+    """
+
+    def __init__(
+        self, function: AffineFunction, name: str, map_: LinearMap, scale: Tensor, flip: bool
+    ) -> None:
+        self.map, self._name, self._scale, self._flip = map_, name, scale, flip
+        self._original = function.values[name].clone()  # the layer's own memory will change
+        self._merged = weight_of(map_).clone()
+
+    def parameters(self, weight: Tensor) -> dict[str, Tensor]:
+        """The layer's own weight; where a factor is zero it stays as it is."""
+        change = weight - self._merged
+        inverse = torch.where(self._scale == 0, 0.0, 1 / self._scale)
+        change = change * inverse
+        return {self._name: self._original + (change.T if self._flip else change)}
+
+
+def weight_of(map_: LinearMap) -> Tensor:
+    """The numbers that a plain map consists of."""
+    if isinstance(map_, TransposedMap):
+        return weight_of(map_.inner)
+    if isinstance(map_, DiagonalMap):
+        return map_.factors
+    assert isinstance(map_, (ConvMap, DenseMap))
+    return map_.weight
+
+
+def with_weight(map_: LinearMap, weight: Tensor) -> LinearMap:
+    """A plain map with other numbers."""
+    if isinstance(map_, TransposedMap):
+        return TransposedMap(with_weight(map_.inner, weight))
+    if isinstance(map_, DiagonalMap):
+        return DiagonalMap(weight, map_.source.shape, map_.source.channels_last)
+    if isinstance(map_, DenseMap):
+        return DenseMap(weight, map_.leading)
+    assert isinstance(map_, ConvMap)
+    source = map_.source
+    return ConvMap(weight, map_.geometry, source.shape, channels_last=source.channels_last)
+
+
+def moving_names(op: LinearOperator, function: AffineFunction, move: Move) -> list[str]:
+    """The parameters that move: those M depends on, of the first layer or of all.
+
+    Batch norms make way for what they normalize: with "first", one moves only where nothing
+    else can.
+    """
+    generator = torch.Generator("cpu").manual_seed(0)
+    v = torch.randn(op.in_shape, generator=generator)
+    u = torch.randn(op.out_shape, generator=generator)
+    gradient = op.pullback(u, v) if op.parameters else {}
+    depends = [name for name, value in gradient.items() if bool((value != 0).any())]
+    if not depends:
+        raise ValueError(
+            f"{op.name} has no parameters that its norm depends on: there is nothing to clip."
+        )
+    if move == "all":
+        return depends
+    norms = nn.modules.batchnorm._BatchNorm
+    for is_norm in (False, True):
+        for stage in function.stages:
+            own = [name for name in depends if name in stage.parameters.values()]
+            if own and isinstance(stage.layer, norms) == is_norm:
+                return own
+    return depends
+
+
+def plan(function: AffineFunction, names: list[str]) -> Plan | None:
+    """The layer as one plain map in a single weight, where it is one."""
+    if len(names) != 1:
+        return None
+    (name,) = names
+    users = [stage for stage in function.stages if name in stage.parameters.values()]
+    if len(users) != 1 or not _is_own_weight(users[0], name):
+        return None
+    position = function.stages.index(users[0])
+    maps = explicit_maps(function)
+    if maps is None:
+        return None
+    core = maps[position]
+    kept = [map_ for map_ in maps if map_ is core or not _is_idle(map_)]
+    while isinstance(kept[0], IdentityMap) and kept[0] is not core:
+        kept.pop(0)  # reshaping at either end changes no singular value
+    while isinstance(kept[-1], IdentityMap) and kept[-1] is not core:
+        kept.pop()
+    place = kept.index(core)
+    factors = [map_ for map_ in kept if map_ is not core]
+    if not all(isinstance(map_, DiagonalMap) for map_ in factors):
+        return None
+    before, after = (
+        _product([map_.factors for map_ in part if isinstance(map_, DiagonalMap)])
+        for part in (kept[:place], kept[place + 1 :])
+    )
+    return _merged_plan(function, name, users[0].layer, core, before, after)
+
+
+def _is_own_weight(stage: Stage, name: str) -> bool:
+    own = [key for key, whole in stage.parameters.items() if whole == name]
+    return (
+        own == ["weight"]
+        and isinstance(stage.layer, nn.Module)
+        and not is_parametrized(stage.layer)
+    )
+
+
+def _is_idle(map_: LinearMap) -> bool:
+    return isinstance(map_, IdentityMap) and map_.source.shape == map_.target.shape
+
+
+def _product(factors: list[Tensor]) -> Tensor | None:
+    if not factors:
+        return None
+    total = factors[0]
+    for factor in factors[1:]:
+        total = total * factor
+    return total
+
+
+def _merged_plan(
+    function: AffineFunction,
+    name: str,
+    layer: Any,
+    core: LinearMap,
+    before: Tensor | None,
+    after: Tensor | None,
+) -> Plan | None:
+    ones = torch.ones_like
+    if isinstance(core, DiagonalMap):
+        # The parameter is gamma: the running variance belongs to the factors.
+        deviation = torch.sqrt(layer.running_var.to(core.factors) + layer.eps)
+        scale = 1 / deviation
+        for extra in (before, after):
+            scale = scale if extra is None else scale * extra
+        weight = function.values[name] * scale
+        source = core.source
+        merged = DiagonalMap(weight, source.shape, source.channels_last)
+        return Plan(function, name, merged, scale, flip=False)
+    if isinstance(core, DenseMap):
+        if core.leading and (before is not None or after is not None):
+            return None
+        scale = ones(core.weight)
+        scale = scale if after is None else scale * after[:, None]
+        scale = scale if before is None else scale * before
+        flip = isinstance(layer, nn.Embedding)
+        return Plan(function, name, DenseMap(core.weight * scale, core.leading), scale, flip)
+    transposed = isinstance(core, TransposedMap)
+    conv = core.inner if isinstance(core, TransposedMap) else core
+    if not isinstance(conv, ConvMap):
+        return None
+    rows, columns = (before, after) if transposed else (after, before)
+    scale_map = ConvMap(
+        ones(conv.weight), conv.geometry, conv.source.shape, channels_last=False
+    ).scaled(rows, columns)
+    merged_conv = conv.scaled(rows, columns)
+    map_ = TransposedMap(merged_conv) if transposed else merged_conv
+    return Plan(function, name, map_, scale_map.weight, flip=False)
