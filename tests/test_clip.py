@@ -226,7 +226,7 @@ def test_idempotent(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["zeros", "circular", "reflect"])
-@pytest.mark.parametrize("scale", [2.0**-20, 2.0**20])
+@pytest.mark.parametrize("scale", [2.0**-60, 2.0**60])
 def test_scale_equivariance(name: str, scale: float) -> None:
     make, in_shape = SMALL_CONVOLUTIONS[name]
     layer, scaled = make(), make()

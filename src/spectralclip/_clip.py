@@ -119,7 +119,7 @@ def clip_(
     """
     _check_request(layer, max_norm, tol, certify, move)
     generator = torch.Generator("cpu").manual_seed(0) if generator is None else generator
-    job = _Clipping(layer, in_shape, certify, move, generator)
+    job = _Clipping(layer, in_shape, max_norm, certify, move, generator)
     job.require_clippable(exact)
     before = svds(job.op, in_shape, 1, tol=min(tol, 1e-3), generator=generator)
     norm = float(before.S[0])
@@ -132,6 +132,7 @@ def clip_(
     if not seems_within:
         found = job.project(max_norm, norm, exact)
     point, after = job.settled(found.point, max_norm, norm)
+    unit, bound = job.movable.unit, found.lower_bound
     with _written(job.function, job.movable.parameters(point)) as write:
         if certify:
             point, after = job.certified(point, max_norm, norm, exact, write)
@@ -143,8 +144,8 @@ def clip_(
     return ClipResult(
         norm,
         after,
-        job.movable.distance(point),
-        found.lower_bound,
+        unit * job.movable.distance(point),
+        None if bound is None else unit * bound,
         job.applications,
         found.rounds,
         found.converged,
@@ -160,6 +161,7 @@ class _Clipping:
         self,
         layer: Layer,
         in_shape: Sequence[int],
+        max_norm: float,
         certify: bool | Literal["deterministic"],
         move: Move,
         generator: torch.Generator,
@@ -168,7 +170,8 @@ class _Clipping:
         self._certify, self._generator = certify, generator
         self.op = as_operator(layer, in_shape)
         self.function = AffineFunction(layer, in_shape)
-        self.movable = _movable(self.op, self.function, move)
+        unit = 2.0 ** round(math.log2(max_norm))
+        self.movable = _movable(self.op, self.function, move, unit)
         self.applications = 0
 
     def require_clippable(self, exact: bool) -> None:
@@ -197,7 +200,8 @@ class _Clipping:
 
     def project(self, max_norm: float, norm: float, exact: bool) -> Projected:
         """The nearest point, by what suits the layer, whose norm is given."""
-        found = _project(self.movable, max_norm, norm, exact, self._generator)
+        unit = self.movable.unit
+        found = _project(self.movable, max_norm / unit, norm / unit, exact, self._generator)
         self.applications += found.applications
         return found
 
@@ -212,7 +216,7 @@ class _Clipping:
             op = _stored_operator(self.function, self.movable, point)
             look = fresh_ritz(op, FINAL_STEPS, 1, self._generator)
             self.applications += look.applications
-            norm = float(look.S[0])
+            norm = self.movable.unit * float(look.S[0])
             if norm <= max_norm * (1 + SETTLED):
                 break
             missing = 1.5 * (norm - max_norm) / max(start_norm - norm, 1e-300)
@@ -268,9 +272,9 @@ def _check_request(layer: object, max_norm: float, tol: float, certify: object, 
         raise ValueError(f'move must be "first" or "all", got {move!r}.')
 
 
-def _movable(op: LinearOperator, function: AffineFunction, move: Move) -> Movable:
+def _movable(op: LinearOperator, function: AffineFunction, move: Move, unit: float) -> Movable:
     names = moving_names(op, function, move)
-    found = plan(function, names)
+    found = plan(function, names, unit)
     if found is None:
         return GenericWeights(function, names)
     inner = found.map.inner if isinstance(found.map, TransposedMap) else found.map
@@ -313,13 +317,14 @@ def _project(
 
 
 def _stored_operator(function: AffineFunction, movable: Movable, point: Tensor) -> LinearOperator:
-    """The layer with its parameters rounded to the precision that they are stored in."""
+    """The layer with its parameters rounded as they will be stored, in the movable's unit."""
     values = movable.parameters(point)
     stored = {name: function.parameters[name].dtype for name in values}
     if all(dtype == function.dtype for dtype in stored.values()):
         return movable.operator(point)
     rounded = {name: value.to(stored[name]).to(function.dtype) for name, value in values.items()}
-    return generic_operator(function, rounded)
+    whole = generic_operator(function, rounded)
+    return whole if movable.unit == 1 else whole.scaled(1 / movable.unit)
 
 
 @contextmanager

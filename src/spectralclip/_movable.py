@@ -41,9 +41,12 @@ class Movable(ABC):
 
     Attributes:
         start: Where the layer is now.
+        unit: M is taken in multiples of this, so that squares of tiny or huge norms stay in
+            range.
     """
 
     start: Tensor
+    unit: float
 
     @abstractmethod
     def operator(self, point: Tensor) -> LinearOperator:
@@ -99,7 +102,7 @@ class ConvWeight(Steerable):
         inner = plan.map.inner if isinstance(plan.map, TransposedMap) else plan.map
         assert isinstance(inner, ConvMap)
         self.conv = inner
-        self.start = inner.weight.clone()
+        self.start, self.unit = inner.weight.clone(), plan.unit
         self.metric = TapMetric(inner, None, None)
 
     def operator(self, point: Tensor) -> LinearOperator:
@@ -154,6 +157,7 @@ class GenericWeights(Steerable):
     """
 
     knows_distance = False
+    unit = 1.0
 
     def __init__(self, function: AffineFunction, names: list[str]) -> None:
         self._function, self._names = function, names
@@ -242,7 +246,7 @@ class DirectWeight(Movable):
     def __init__(self, function: AffineFunction, plan: Plan) -> None:
         self._function, self._plan = function, plan
         self._plain = plan.map.inner if isinstance(plan.map, TransposedMap) else plan.map
-        self.start = weight_of(plan.map).clone()
+        self.start, self.unit = weight_of(plan.map).clone(), plan.unit
 
     def operator(self, point: Tensor) -> LinearOperator:
         return LinearOperator(
@@ -279,13 +283,23 @@ class Plan:
     """A plain layer with the factors of the batch norms beside it multiplied in.
 
     Attributes:
-        map: The whole as one map.
+        map: The whole as one map, divided by `unit`.
+        unit: A power of two.
     """
 
     def __init__(
-        self, function: AffineFunction, name: str, map_: LinearMap, scale: Tensor, flip: bool
+        self,
+        function: AffineFunction,
+        name: str,
+        map_: LinearMap,
+        scale: Tensor,
+        unit: float,
+        *,
+        flip: bool = False,
     ) -> None:
-        self.map, self._name, self._scale, self._flip = map_, name, scale, flip
+        self.unit = unit
+        self.map = map_ = with_weight(map_, weight_of(map_) / unit)
+        self._name, self._scale, self._flip = name, scale / unit, flip
         self._original = function.values[name].clone()  # the layer's own memory will change
         self._merged = weight_of(map_).clone()
 
@@ -346,7 +360,7 @@ def moving_names(op: LinearOperator, function: AffineFunction, move: Move) -> li
     return depends
 
 
-def plan(function: AffineFunction, names: list[str]) -> Plan | None:
+def plan(function: AffineFunction, names: list[str], unit: float) -> Plan | None:
     """The layer as one plain map in a single weight, where it is one."""
     if len(names) != 1:
         return None
@@ -372,7 +386,7 @@ def plan(function: AffineFunction, names: list[str]) -> Plan | None:
         _product([map_.factors for map_ in part if isinstance(map_, DiagonalMap)])
         for part in (kept[:place], kept[place + 1 :])
     )
-    return _merged_plan(function, name, users[0].layer, core, before, after)
+    return _merged_plan(function, name, users[0].layer, core, before, after, unit)
 
 
 def _is_own_weight(stage: Stage, name: str) -> bool:
@@ -404,6 +418,7 @@ def _merged_plan(
     core: LinearMap,
     before: Tensor | None,
     after: Tensor | None,
+    unit: float,
 ) -> Plan | None:
     ones = torch.ones_like
     if isinstance(core, DiagonalMap):
@@ -415,7 +430,7 @@ def _merged_plan(
         weight = function.values[name] * scale
         source = core.source
         merged = DiagonalMap(weight, source.shape, source.channels_last)
-        return Plan(function, name, merged, scale, flip=False)
+        return Plan(function, name, merged, scale, unit)
     if isinstance(core, DenseMap):
         if core.leading and (before is not None or after is not None):
             return None
@@ -423,7 +438,8 @@ def _merged_plan(
         scale = scale if after is None else scale * after[:, None]
         scale = scale if before is None else scale * before
         flip = isinstance(layer, nn.Embedding)
-        return Plan(function, name, DenseMap(core.weight * scale, core.leading), scale, flip)
+        dense = DenseMap(core.weight * scale, core.leading)
+        return Plan(function, name, dense, scale, unit, flip=flip)
     transposed = isinstance(core, TransposedMap)
     conv = core.inner if isinstance(core, TransposedMap) else core
     if not isinstance(conv, ConvMap):
@@ -434,4 +450,4 @@ def _merged_plan(
     ).scaled(rows, columns)
     merged_conv = conv.scaled(rows, columns)
     map_ = TransposedMap(merged_conv) if transposed else merged_conv
-    return Plan(function, name, map_, scale_map.weight, flip=False)
+    return Plan(function, name, map_, scale_map.weight, unit)

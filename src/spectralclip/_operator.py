@@ -143,10 +143,13 @@ class LinearOperator:
         if not 0 < magnitude < math.inf or 1 / comfortable < magnitude < comfortable:
             return self, 1.0
         factor = 2.0 ** -round(math.log2(magnitude))
+        return self.scaled(factor), factor
+
+    def scaled(self, factor: float) -> LinearOperator:
+        """The operator times a factor."""
         maps = [*self.maps, ScalarMap(factor, self.maps[-1].target)]
         scale = self._scale * factor
-        balanced = LinearOperator(self._function, maps, transposed=self._transposed, scale=scale)
-        return balanced, factor
+        return LinearOperator(self._function, maps, transposed=self._transposed, scale=scale)
 
     def _measured_magnitude(self) -> float:
         """The largest entry of `M x` for a unit vector x, where the offset hides it from f."""

@@ -27,6 +27,8 @@ from spectralclip._metric import tap_gram
 
 RHO = 12.0
 RELAXATION = 1.7
+# Symbols are smooth: a finer grid of frequencies tells little more, and costs in proportion.
+LARGEST_SIDE = 20
 
 
 @final
@@ -136,10 +138,9 @@ def torus_sides(conv: ConvMap) -> Shape | None:
     sides = []
     for axis, (size, stride) in enumerate(zip(conv.source.shape[1:], geometry.stride, strict=True)):
         side = size if geometry.mode == "circular" else size + stride
+        side = max(min(side, LARGEST_SIDE), extent[axis])
         side += -side % stride
         if size % stride and geometry.mode == "circular":
-            return None
-        if extent[axis] > side:
             return None
         sides.append(side)
     return tuple(sides)
