@@ -37,8 +37,10 @@ test-all: lint ## Lint, then run every test
 demo: $(STAMP) ## Show the library at work
 	$(BIN)/python -m spectralclip.demo
 
-bench: $(STAMP) ## Measure extraction side by side with its peers
+bench: $(STAMP) ## Measure extraction, bounds and clipping side by side with their peers
 	$(BIN)/python -m benchmarks.extraction
+	$(BIN)/python -m benchmarks.bounds
+	$(BIN)/python -m benchmarks.clipping
 
 format: $(STAMP) ## Fix formatting and what the linter can fix
 	$(BIN)/ruff check --fix

@@ -293,7 +293,7 @@ def large_cases(seed: int = 100) -> list[ClipCase]:
         ("512->512 n4", _conv(512, 512), (512, 4, 4), "512 channels"),
     )
     chosen = [("trained", 1 / TRAINED_NORM, TRAINED_NORM, layer) for layer in trained]
-    chosen += [("gaussian", 0.7, None, layer) for layer in (zeros16, zeros8, circular)]
+    chosen += [("gaussian", 0.7, None, layer) for layer in (zeros16,)]
     return [
         ClipCase(kind, make, in_shape, weights, fraction, norm, True, family, seed + index)
         for index, (weights, fraction, norm, (kind, make, in_shape, family)) in enumerate(chosen)

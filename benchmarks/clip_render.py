@@ -151,7 +151,8 @@ def _check_figures(results: Row) -> list[Row]:
     ours = selected(results["rows"], method=OURS)
     if not ours:
         return []
-    unbounded = sum(not row["bound"] for row in ours)
+    # On the largest layer exact clipping, which gives the bound, is left out.
+    unbounded = sum(not row["bound"] for row in ours if row["family"] != "512 channels")
     reached = [ratio_to_bound(row, "distance_at_c") for row in results["rows"]]
     reached = [ratio for ratio in reached if ratio is not None]
     failures = len(results["failed"])

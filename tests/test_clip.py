@@ -60,14 +60,11 @@ REFUSED = {
 
 def matrix(layer: Any, in_shape: tuple[int, ...]) -> np.ndarray:
     """The layer's matrix with evaluation semantics, from its own forward in float64."""
-    with_hooks = any(hasattr(module, "weight_g") for module in modules(layer))
-    if with_hooks:  # its computed weight cannot be copied, and is refreshed by a call
-        for part in parts(layer):
-            part(torch.zeros(1, *in_shape))
-        layer = [
-            nn.Linear(part.in_features, part.out_features) if isinstance(part, nn.Linear) else part
-            for part in parts(layer)
-        ]
+    if hasattr(layer, "weight_g"):  # the old weight norm: its weight cannot be copied
+        layer(torch.zeros(1, *in_shape))  # a call refreshes it
+        plain = nn.Linear(layer.in_features, layer.out_features)
+        plain.weight = nn.Parameter(layer.weight.detach().clone())
+        layer = plain
     clone = copy.deepcopy(layer)
     for part in parts(clone):
         if isinstance(part, nn.Module):
@@ -90,7 +87,7 @@ def conv2d(c_in: int, c_out: int, kernel: int = 3, *, seed: int = 0, **options: 
         return nn.Conv2d(c_in, c_out, kernel, bias=False, **options)
 
 
-CLIPPED = [case for case in CASES if case.name not in REFUSED and case.name != "old-weight-norm"]
+CLIPPED = [case for case in CASES if case.name not in REFUSED]
 
 
 @pytest.mark.parametrize("case", params(CLIPPED))
@@ -251,6 +248,34 @@ def test_permuting_channels_permutes_the_result(name: str) -> None:
     assert second.distance == pytest.approx(first.distance, rel=0.01)
     expected = layer.weight[order] * sign[:, None, None, None]
     torch.testing.assert_close(permuted.weight, expected, rtol=0.05, atol=0.01)
+
+
+def full_size_kernel(seed: int) -> nn.Conv1d:
+    """A circular convolution whose kernel is as long as its input: every symbol is free."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Conv1d(2, 3, 5, padding=2, padding_mode="circular", bias=False)
+
+
+def test_full_size_kernels_are_clipped_symbol_by_symbol() -> None:
+    conv = full_size_kernel(0)
+    bound = 0.5 * norm(conv, (2, 5))
+    symbols = np.fft.fft(conv.weight.detach().double().numpy(), axis=-1).transpose(2, 0, 1)
+    U, S, Vh = np.linalg.svd(symbols, full_matrices=False)
+    clipped = (U * np.minimum(S, bound)[:, None, :]) @ Vh
+    expected = np.fft.ifft(clipped.transpose(1, 2, 0), axis=-1).real
+    clip_(conv, bound, (2, 5), exact=True)
+    np.testing.assert_allclose(conv.weight.detach().numpy(), expected, atol=5e-3)
+
+
+def test_translation_equivariance() -> None:
+    conv, moved = full_size_kernel(1), full_size_kernel(1)
+    with torch.no_grad():
+        moved.weight.copy_(conv.weight.roll(2, -1))
+    bound = 0.5 * norm(conv, (2, 5))
+    clip_(conv, bound, (2, 5), exact=True)
+    clip_(moved, bound, (2, 5), exact=True)
+    torch.testing.assert_close(moved.weight, conv.weight.roll(2, -1), rtol=0.02, atol=5e-3)
 
 
 def trained_batch_norm(channels: int) -> nn.BatchNorm2d:

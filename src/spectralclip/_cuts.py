@@ -18,6 +18,8 @@ from torch import Tensor
 from spectralclip._movable import Steerable
 from spectralclip._qp import nonnegative_qp
 
+SLICE = 2**16
+
 
 @final
 class CutSet:
@@ -43,8 +45,7 @@ class CutSet:
         index = kept.nonzero()[:, 0].to(gradients.device)
         self._gradients = torch.cat([self._gradients[index], gradients])
         self._directions = torch.cat([self._directions[index], directions])
-        rows, columns = self._gradients.flatten(1).double(), directions.flatten(1).double()
-        new = (rows @ columns.T).cpu()
+        new = _products(self._gradients.flatten(1), directions.flatten(1))
         old = self._gram[kept][:, kept]
         count = old.shape[0]
         self._gram = torch.cat([torch.cat([old, new[:count]], 1), new.T], 0)
@@ -75,3 +76,11 @@ class CutSet:
         weights = self._multipliers.to(self._directions.device, self._directions.dtype)
         move = (weights @ self._directions.flatten(1)).reshape(self._movable.start.shape)
         return self._movable.start - move
+
+
+def _products(rows: Tensor, columns: Tensor) -> Tensor:
+    """All inner products, in float64: cuts may be nearly parallel. In slices, to save memory."""
+    total = torch.zeros(rows.shape[0], columns.shape[0], dtype=torch.float64, device="cpu")
+    for left, right in zip(rows.split(SLICE, 1), columns.split(SLICE, 1), strict=True):
+        total += (left.double() @ right.double().T).cpu()
+    return total

@@ -28,7 +28,7 @@ from spectralclip._metric import tap_gram
 RHO = 12.0
 RELAXATION = 1.7
 # Symbols are smooth: a finer grid of frequencies tells little more, and costs in proportion.
-LARGEST_SIDE = 20
+LARGEST_SIDE = 14
 
 
 @final
