@@ -62,7 +62,7 @@ def matrix(layer: Any, in_shape: tuple[int, ...]) -> np.ndarray:
     """The layer's matrix with evaluation semantics, from its own forward in float64."""
     if hasattr(layer, "weight_g"):  # the old weight norm: its weight cannot be copied
         layer(torch.zeros(1, *in_shape))  # a call refreshes it
-        plain = nn.Linear(layer.in_features, layer.out_features)
+        plain = nn.Conv2d(layer.in_channels, layer.out_channels, layer.kernel_size)
         plain.weight = nn.Parameter(layer.weight.detach().clone())
         layer = plain
     clone = copy.deepcopy(layer)

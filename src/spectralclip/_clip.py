@@ -121,9 +121,7 @@ def clip_(
     generator = torch.Generator("cpu").manual_seed(0) if generator is None else generator
     job = _Clipping(layer, in_shape, max_norm, certify, move, generator)
     job.require_clippable(exact)
-    before = svds(job.op, in_shape, 1, tol=min(tol, 1e-3), generator=generator)
-    norm = float(before.S[0])
-    job.applications = before.applications
+    norm = job.norm_at_start(tol)
     seems_within = norm <= max_norm * (1 + (0 if certify else tol / 2))
     upper = job.certified_norm() if certify and seems_within else norm
     if seems_within and upper <= max_norm * (1 + (0 if certify else tol / 2)):
@@ -132,7 +130,6 @@ def clip_(
     if not seems_within:
         found = job.project(max_norm, norm, exact)
     point, after = job.settled(found.point, max_norm, norm)
-    unit, bound = job.movable.unit, found.lower_bound
     with _written(job.function, job.movable.parameters(point)) as write:
         if certify:
             point, after = job.certified(point, max_norm, norm, exact, write)
@@ -141,10 +138,15 @@ def clip_(
                 f"{job.op.name} cannot be brought to {max_norm:g}: its norm came out as {after:g}, "
                 "and does not follow the scale of its parameters. It is left as it was."
             )
+    unit, bound = job.movable.unit, found.lower_bound
+    distance = unit * job.movable.distance(point)
+    if isinstance(job.movable, DirectWeight):
+        # What was found is the projection itself; certifying or rounding may have gone beyond.
+        bound = distance / unit if point is found.point else job.movable.distance(found.point)
     return ClipResult(
         norm,
         after,
-        unit * job.movable.distance(point),
+        distance,
         None if bound is None else unit * bound,
         job.applications,
         found.rounds,
@@ -169,7 +171,7 @@ class _Clipping:
         self._layer, self._in_shape = layer, in_shape
         self._certify, self._generator = certify, generator
         self.op = as_operator(layer, in_shape)
-        self.function = AffineFunction(layer, in_shape)
+        self.function = self.op.function
         unit = 2.0 ** round(math.log2(max_norm))
         self.movable = _movable(self.op, self.function, move, unit)
         self.applications = 0
@@ -198,6 +200,14 @@ class _Clipping:
                 "(torch.nn.utils.parametrize.remove_parametrizations)."
             )
 
+    def norm_at_start(self, tol: float) -> float:
+        """The layer's norm as it is."""
+        if isinstance(self.movable, DirectWeight):
+            return self.movable.unit * self.movable.norm
+        found = svds(self.op, self._in_shape, 1, tol=min(tol, 1e-3), generator=self._generator)
+        self.applications += found.applications
+        return float(found.S[0])
+
     def project(self, max_norm: float, norm: float, exact: bool) -> Projected:
         """The nearest point, by what suits the layer, whose norm is given."""
         unit = self.movable.unit
@@ -211,6 +221,8 @@ class _Clipping:
         Where a little is missing, going on in the direction of the move costs least distance;
         the scale of the weights is what always helps.
         """
+        if isinstance(self.movable, DirectWeight) and self.is_stored_in_full():
+            return point, max_norm  # nothing was estimated
         start, norm = self.movable.start, math.inf
         for attempt in range(SETTLING_ROUNDS):
             op = _stored_operator(self.function, self.movable, point)
@@ -225,6 +237,10 @@ class _Clipping:
             else:
                 point = self.movable.scaled(point, max_norm / norm)
         return point, norm
+
+    def is_stored_in_full(self) -> bool:
+        """Whether the parameters are stored in the precision of the computation."""
+        return all(p.dtype == self.function.dtype for p in self.function.parameters.values())
 
     def certified_norm(self) -> float:
         """The upper end of the bounds on the layer as it is, as a user would ask for them."""
@@ -287,8 +303,7 @@ def _project(
     movable: Movable, max_norm: float, norm: float, exact: bool, generator: torch.Generator
 ) -> Projected:
     if isinstance(movable, DirectWeight):
-        point = movable.clipped(max_norm)
-        return Projected(point, max_norm, 0, 1, True, movable.distance(point))
+        return Projected(movable.clipped(max_norm), max_norm, 0, 1, True)
     assert isinstance(movable, Steerable)
     if not movable.is_linear:
         found = by_newton(movable, max_norm, BUDGET, generator)

@@ -7,29 +7,44 @@ matrix is clipped, and the factors are divided out again.
 
 from __future__ import annotations
 
+from typing import final
+
 import torch
 from torch import Tensor
 
 
-def clipped_matrices(matrices: Tensor, max_norm: float) -> Tensor:
-    """The nearest matrices of norm at most `max_norm`, for a batch `(b, rows, columns)`.
+@final
+class DecomposedMatrices:
+    """Matrices `(b, rows, columns)` with their singular values and vectors on the smaller side.
 
-    With V and sigma from the Gram matrix of the smaller side, the excess
-    `X V diag(1 - c / sigma) V^T` over the values above c is subtracted: what lies below c is not
-    touched, and small values, of which squaring knows little, play no part.
+    They come from the Gram matrix in float64, which costs a fraction of an SVD. Squaring knows
+    little of small values; those play no part in clipping.
     """
-    wide = matrices.shape[-2] < matrices.shape[-1]
-    exact = matrices.double()
-    if wide:
-        exact = exact.mT
-    squares, vectors = torch.linalg.eigh(exact.mT @ exact)
-    values = squares.clamp_min(0).sqrt()
-    share = torch.where(values > max_norm, 1 - max_norm / values.clamp_min(1e-300), 0.0)
-    most = int((share > 0).sum(-1).max())
-    if most == 0:
-        return matrices
-    # Eigenvalues ascend: the excess sits in the last columns.
-    vectors, share = vectors[..., -most:], share[..., -most:]
-    exact = exact - ((exact @ vectors) * share[..., None, :]) @ vectors.mT
-    result: Tensor = (exact.mT if wide else exact).to(matrices.dtype)
-    return result
+
+    def __init__(self, matrices: Tensor) -> None:
+        self._is_wide = matrices.shape[-2] < matrices.shape[-1]
+        self._tall = matrices.mT if self._is_wide else matrices
+        exact = self._tall.double()
+        squares, self._vectors = torch.linalg.eigh(exact.mT @ exact)
+        self._values = squares.clamp_min(0).sqrt()
+
+    @property
+    def norm(self) -> float:
+        """The largest singular value of all."""
+        return float(self._values.max())
+
+    def clipped(self, max_norm: float) -> Tensor:
+        """The nearest matrices of norm at most `max_norm`.
+
+        With the excess `X V diag(1 - c / sigma) V^T` over the values above c subtracted, what lies
+        below c is not touched.
+        """
+        values = self._values
+        share = torch.where(values > max_norm, 1 - max_norm / values.clamp_min(1e-300), 0.0)
+        most = int((share > 0).sum(-1).max())
+        # Eigenvalues ascend: the excess sits in the last columns.
+        first = values.shape[-1] - most
+        vectors = self._vectors[..., first:].to(self._tall.dtype)
+        share = share[..., None, first:].to(self._tall.dtype)
+        tall: Tensor = self._tall - ((self._tall @ vectors) * share) @ vectors.mT
+        return tall.mT if self._is_wide else tall

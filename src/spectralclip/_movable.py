@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import Any, Literal, final
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from spectralclip._affine import AffineFunction, Stage
-from spectralclip._direct import clipped_matrices
+from spectralclip._direct import DecomposedMatrices
 from spectralclip._explicit import explicit_maps
 from spectralclip._maps import (
     AutogradMap,
@@ -257,7 +258,17 @@ class DirectWeight(Movable):
         """The nearest weight within the bound."""
         if self.start.ndim == 1:
             return self.start.clamp(-max_norm, max_norm)
-        return clipped_matrices(self._blocks(self.start), max_norm).reshape(self.start.shape)
+        return self._decomposed.clipped(max_norm).reshape(self.start.shape)
+
+    @property
+    def norm(self) -> float:
+        """The largest singular value at the start."""
+        return float(self.start.abs().max()) if self.start.ndim == 1 else self._decomposed.norm
+
+    @cached_property
+    def _decomposed(self) -> DecomposedMatrices:
+        groups = self._plain.geometry.groups if isinstance(self._plain, ConvMap) else 1
+        return DecomposedMatrices(self.start.reshape(groups, self.start.shape[0] // groups, -1))
 
     def distance(self, point: Tensor) -> float:
         map_ = self._plain
@@ -265,17 +276,14 @@ class DirectWeight(Movable):
             copies = math.prod(map_.leading)
         else:
             copies = math.prod(map_.target.shape[1:])
-        return float((point.double() - self.start.double()).norm()) * math.sqrt(copies)
+        change = torch.linalg.vector_norm(point - self.start, dtype=torch.float64)
+        return float(change) * math.sqrt(copies)
 
     def scaled(self, point: Tensor, factor: float) -> Tensor:
         return point * factor
 
     def parameters(self, point: Tensor) -> dict[str, Tensor]:
         return self._plan.parameters(point)
-
-    def _blocks(self, weight: Tensor) -> Tensor:
-        groups = self._plain.geometry.groups if isinstance(self._plain, ConvMap) else 1
-        return weight.reshape(groups, weight.shape[0] // groups, -1)
 
 
 @final

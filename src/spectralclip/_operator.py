@@ -58,6 +58,11 @@ class LinearOperator:
         return math.prod(self.out_shape), math.prod(self.in_shape)
 
     @property
+    def function(self) -> AffineFunction:
+        """The layer as an affine function of its input and its parameters."""
+        return self._function
+
+    @property
     def parameters(self) -> dict[str, Tensor]:
         """The layer's own parameters by name, as `pullback` names them."""
         return dict(self._function.parameters)
