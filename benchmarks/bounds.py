@@ -122,7 +122,7 @@ def _measure() -> dict[str, Any]:
 
 
 def _figures(rows: list[BoundRow]) -> list[dict[str, Any]]:
-    random = [row for row in rows if row.kind == "probabilistic"]
+    random = [row for row in rows if row.kind == "probabilistic" and row.asked == "default"]
     zeros = [row for row in rows if row.kind == "embedding"]
     at_size = [row for row in rows if row.asked != "every size"]
     (cholesky,) = [r for r in rows if r.layer == "64->64 reflect n16" and r.kind == "cholesky"]
