@@ -103,7 +103,7 @@ class ConvWeight(Steerable):
         inner = plan.map.inner if isinstance(plan.map, TransposedMap) else plan.map
         assert isinstance(inner, ConvMap)
         self.conv = inner
-        self.start, self.unit = inner.weight.clone(), plan.unit
+        self.start, self.unit = inner.weight, plan.unit
         self.metric = TapMetric(inner, None, None)
 
     def operator(self, point: Tensor) -> LinearOperator:
@@ -247,7 +247,7 @@ class DirectWeight(Movable):
     def __init__(self, function: AffineFunction, plan: Plan) -> None:
         self._function, self._plan = function, plan
         self._plain = plan.map.inner if isinstance(plan.map, TransposedMap) else plan.map
-        self.start, self.unit = weight_of(plan.map).clone(), plan.unit
+        self.start, self.unit = weight_of(plan.map), plan.unit
 
     def operator(self, point: Tensor) -> LinearOperator:
         return LinearOperator(
@@ -300,20 +300,23 @@ class Plan:
         function: AffineFunction,
         name: str,
         map_: LinearMap,
-        scale: Tensor,
+        scale: Tensor | None,
         unit: float,
         *,
         flip: bool = False,
     ) -> None:
         self.unit = unit
-        self.map = map_ = with_weight(map_, weight_of(map_) / unit)
-        self._name, self._scale, self._flip = name, scale / unit, flip
-        self._original = function.values[name].clone()  # the layer's own memory will change
-        self._merged = weight_of(map_).clone()
+        # Divided even where the unit is one: the layer's own memory will change.
+        self.map = with_weight(map_, weight_of(map_) / unit)
+        self._name, self._scale, self._flip = name, scale, flip
+        self._original = None if scale is None else function.values[name].clone()
 
     def parameters(self, weight: Tensor) -> dict[str, Tensor]:
         """The layer's own weight; where a factor is zero it stays as it is."""
-        change = weight - self._merged
+        if self._scale is None or self._original is None:
+            own = weight * self.unit
+            return {self._name: own.T if self._flip else own}
+        change = (weight - weight_of(self.map)) * self.unit
         inverse = torch.where(self._scale == 0, 0.0, 1 / self._scale)
         change = change * inverse
         return {self._name: self._original + (change.T if self._flip else change)}
@@ -442,16 +445,20 @@ def _merged_plan(
     if isinstance(core, DenseMap):
         if core.leading and (before is not None or after is not None):
             return None
+        flip = isinstance(layer, nn.Embedding)
+        if before is None and after is None:
+            return Plan(function, name, core, None, unit, flip=flip)
         scale = ones(core.weight)
         scale = scale if after is None else scale * after[:, None]
         scale = scale if before is None else scale * before
-        flip = isinstance(layer, nn.Embedding)
         dense = DenseMap(core.weight * scale, core.leading)
         return Plan(function, name, dense, scale, unit, flip=flip)
     transposed = isinstance(core, TransposedMap)
     conv = core.inner if isinstance(core, TransposedMap) else core
     if not isinstance(conv, ConvMap):
         return None
+    if before is None and after is None:
+        return Plan(function, name, core, None, unit)
     rows, columns = (before, after) if transposed else (after, before)
     scale_map = ConvMap(
         ones(conv.weight), conv.geometry, conv.source.shape, channels_last=False
