@@ -403,6 +403,77 @@ def test_bad_layers() -> None:
         clip_(spectralclip.as_operator(nn.Linear(3, 3), (3,)), 1.0, (3,))  # type: ignore[arg-type]
 
 
+class Wrapped(nn.Module):
+    """A layer that only its own forward knows."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.inner(x)
+        return y
+
+
+@pytest.mark.parametrize("scale", [1e2, 1e4, 1e8])
+@pytest.mark.parametrize("kind", ["dense", "zeros", "reflect", "conv-bn", "wrapped"])
+def test_when_little_is_left(kind: str, scale: float) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        conv = conv2d(3, 4, padding_mode="reflect" if kind == "reflect" else "zeros")
+        bn = trained_batch_norm(4)
+        layer = {"dense": nn.Linear(20, 20), "conv-bn": nn.Sequential(conv, bn)}.get(kind, conv)
+        layer = Wrapped(conv) if kind == "wrapped" else layer
+    in_shape = (20,) if kind == "dense" else (3, 8, 8)
+    with torch.no_grad():
+        (layer.weight if kind == "dense" else conv.weight).mul_(scale)
+    clip_(layer, 1.0, in_shape)
+    assert 0.99 <= norm(layer, in_shape) <= 1.001
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e-10, 1e10])
+def test_layers_without_an_explicit_form_at_any_scale(scale: float) -> None:
+    layer = Wrapped(conv2d(4, 4))
+    with torch.no_grad():
+        layer.inner.weight.mul_(scale)
+    bound = 0.5 * norm(layer, (4, 8, 8))
+    clip_(layer, bound, (4, 8, 8))
+    assert 0.99 * bound <= norm(layer, (4, 8, 8)) <= 1.001 * bound
+
+
+@pytest.mark.parametrize("gamma", [1e-44, 1e-40, 1e-20, 1e-7, 0.0])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_dead_channels_stay_as_they_are(gamma: float, kernel: int) -> None:
+    conv, bn = conv2d(8, 8, kernel), nn.BatchNorm2d(8)
+    with torch.no_grad():
+        bn.weight[:2] = gamma
+    dead = conv.weight[:2].clone()
+    bound = 0.5 * norm([conv, bn], (8, 8, 8))
+    clip_([conv, bn], bound, (8, 8, 8))
+    assert torch.equal(conv.weight[:2], dead)
+    assert norm([conv, bn], (8, 8, 8)) <= 1.001 * bound
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_half_precision_is_certified_after_rounding(seed: int) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        dense = nn.Linear(3, 2, bias=False).bfloat16()
+    bound = 0.5 * norm(dense, (3,))
+    clip_(dense, bound, (3,), certify="deterministic")
+    assert 0.97 * bound <= norm(dense, (3,)) <= bound
+
+
+def test_with_another_default_device() -> None:
+    layers = [nn.Linear(5, 4), conv2d(3, 4), conv2d(3, 4, padding_mode="reflect")]
+    torch.set_default_device("meta")
+    try:
+        for layer, in_shape in zip(layers, [(5,), (3, 8, 8), (3, 8, 8)], strict=True):
+            clip_(layer, 0.1, in_shape)
+    finally:
+        torch.set_default_device(None)
+
+
 # --- the parts -----------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from spectralclip._affine import AffineFunction, Layer, plain_numerics
+from spectralclip._affine import HALF_PRECISION, AffineFunction, Layer, plain_numerics
 from spectralclip._blocks import WindowBlocks
 from spectralclip._bounds import norm_bounds
 from spectralclip._maps import ConvMap, TransposedMap
@@ -37,8 +37,8 @@ EXACT_GAP, EXACT_BUDGET = 0.005, 40000
 # Each cut keeps two copies of the weights; with more of them, Newton steps do.
 CUT_LIMIT = 300_000
 MUCH = 0.85
-FINAL_STEPS, SETTLING_ROUNDS, FURTHER_ROUNDS, SETTLED = 60, 20, 3, 1e-5
-CERTIFIED_ROUNDS = 4  # how often the layer may be lowered for the bounds' sake
+FINAL_STEPS, SHORT_STEPS, SETTLING_ROUNDS, FURTHER_ROUNDS, SETTLED = 60, 12, 20, 3, 1e-5
+CERTIFIED_ROUNDS = 8  # how often the layer may be lowered for the bounds' sake
 
 
 @final
@@ -95,7 +95,8 @@ def clip_(
         in_shape: Shape of one input, without the batch dimension.
         tol: The norm reached is at most `(1 + tol) * max_norm`, and usually much closer.
         exact: Carry the projection on until its distance is within half a percent of the
-            smallest possible one, by cutting planes; for layers linear in what moves.
+            smallest possible one, by cutting planes; for dense layers, convolutions and batch
+            norm, alone or with batch norms beside them.
         certify: The upper end of `norm_bounds` is at most `max_norm`; "deterministic" for a bound
             without a failure probability.
         move: In a composition, which parameters move: "first", those of its first layer
@@ -122,6 +123,7 @@ def clip_(
     job = _Clipping(layer, in_shape, max_norm, certify, move, generator)
     job.require_clippable(exact)
     norm = job.norm_at_start(tol)
+    job.lengthen(norm, max_norm)
     seems_within = norm <= max_norm * (1 + (0 if certify else tol / 2))
     upper = job.certified_norm() if certify and seems_within else norm
     if seems_within and upper <= max_norm * (1 + (0 if certify else tol / 2)):
@@ -133,16 +135,16 @@ def clip_(
     with _written(job.function, job.movable.parameters(point)) as write:
         if certify:
             point, after = job.certified(point, max_norm, norm, exact, write)
-        if not 0.5 * max_norm <= after <= max_norm * (1 + tol):
+        if not 0.5 * max_norm <= after <= max_norm * (1 + (0 if certify else tol)):
             raise ValueError(
                 f"{job.op.name} cannot be brought to {max_norm:g}: its norm came out as {after:g}, "
                 "and does not follow the scale of its parameters. It is left as it was."
             )
-    unit, bound = job.movable.unit, found.lower_bound
-    distance = unit * job.movable.distance(point)
-    if isinstance(job.movable, DirectWeight):
-        # What was found is the projection itself; certifying or rounding may have gone beyond.
-        bound = distance / unit if point is found.point else job.movable.distance(found.point)
+        unit, bound = job.movable.unit, found.lower_bound
+        distance = unit * job.movable.distance(point)
+        if isinstance(job.movable, DirectWeight):
+            # What was found is the projection itself; certifying or rounding may have gone beyond.
+            bound = distance / unit if point is found.point else job.movable.distance(found.point)
     return ClipResult(
         norm,
         after,
@@ -170,23 +172,46 @@ class _Clipping:
     ) -> None:
         self._layer, self._in_shape = layer, in_shape
         self._certify, self._generator = certify, generator
-        self.op = as_operator(layer, in_shape)
-        self.function = self.op.function
-        unit = 2.0 ** round(math.log2(max_norm))
-        self.movable = _movable(self.op, self.function, move, unit)
+        self._unit, self._move = 2.0 ** round(math.log2(max_norm)), move
         self.applications = 0
+        self._take(as_operator(layer, in_shape))
+
+    def _take(self, op: LinearOperator) -> None:
+        self.op, self.function = op, op.function
+        self.movable = _movable(op, self.function, self._move, self._unit)
+
+    def lengthen(self, norm: float, max_norm: float) -> None:
+        """Compute in float64 where little of the layer will be left, or its scale is extreme.
+
+        Explicit forms are in units of the bound; others see their own scale inside.
+        """
+        extreme = isinstance(self.movable, GenericWeights) and not 1e-6 < max_norm < 1e6
+        if (
+            (norm <= 100 * max_norm and not extreme)
+            or self.op.dtype == torch.float64
+            or self.op.device.type == "mps"
+        ):
+            return
+        self._take(as_operator(self._layer, self._in_shape, dtype=torch.float64))
 
     def require_clippable(self, exact: bool) -> None:
         """Raise where there is no way to the bound, or none that `exact` could measure."""
         movable = self.movable
-        if not isinstance(movable, Steerable) or movable.is_linear:
+        if not isinstance(movable, Steerable):
             return
-        if exact:
+        if exact and not movable.is_linear:
             raise ValueError(
                 f"exact=True needs a layer that is linear in the parameters that move; "
                 f"{self.op.name} is not: several of them multiply each other, or a "
                 "parametrization is not linear."
             )
+        if exact and not movable.knows_distance:
+            raise ValueError(
+                f"exact=True needs a plain dense layer, convolution or batch norm, alone or with "
+                f"batch norms beside it: for {self.op.name} no distance bound is known."
+            )
+        if movable.is_linear:
+            return
         generator = torch.Generator("cpu").manual_seed(0)
         sizes = [
             float(fresh_ritz(movable.operator(share * movable.start), 10, 1, generator).S[0])
@@ -221,12 +246,12 @@ class _Clipping:
         Where a little is missing, going on in the direction of the move costs least distance;
         the scale of the weights is what always helps.
         """
-        if isinstance(self.movable, DirectWeight) and self.is_stored_in_full():
-            return point, max_norm  # nothing was estimated
         start, norm = self.movable.start, math.inf
+        # Where nothing was estimated, a short look only guards against rounding.
+        steps = SHORT_STEPS if isinstance(self.movable, DirectWeight) else FINAL_STEPS
         for attempt in range(SETTLING_ROUNDS):
             op = _stored_operator(self.function, self.movable, point)
-            look = fresh_ritz(op, FINAL_STEPS, 1, self._generator)
+            look = fresh_ritz(op, steps, 1, self._generator)
             self.applications += look.applications
             norm = self.movable.unit * float(look.S[0])
             if norm <= max_norm * (1 + SETTLED):
@@ -237,10 +262,6 @@ class _Clipping:
             else:
                 point = self.movable.scaled(point, max_norm / norm)
         return point, norm
-
-    def is_stored_in_full(self) -> bool:
-        """Whether the parameters are stored in the precision of the computation."""
-        return all(p.dtype == self.function.dtype for p in self.function.parameters.values())
 
     def certified_norm(self) -> float:
         """The upper end of the bounds on the layer as it is, as a user would ask for them."""
@@ -258,12 +279,13 @@ class _Clipping:
         write: Callable[[dict[str, Tensor]], None],
     ) -> tuple[Tensor, float]:
         """Lower the layer, as it is written, until the upper end is within the bound."""
-        movable, aim, upper = self.movable, max_norm, math.inf
-        for _ in range(CERTIFIED_ROUNDS):
-            upper = self.certified_norm()
+        movable, aim, upper = self.movable, max_norm, self.certified_norm()
+        for attempt in range(CERTIFIED_ROUNDS):
             if upper <= max_norm:
                 break
-            factor = max_norm / upper * (1 - 1e-6)
+            # Rounding to half precision may undo a small step.
+            margin = 1e-6 if self._is_stored_in_full() else 4e-3 * attempt
+            factor = max_norm / upper * (1 - margin)
             aim *= factor
             if isinstance(movable, GenericWeights):
                 # The norm need not follow the scale: aim lower from the start.
@@ -272,7 +294,11 @@ class _Clipping:
             else:
                 point = movable.scaled(point, factor)
             write(movable.parameters(point))
+            upper = self.certified_norm()
         return point, upper
+
+    def _is_stored_in_full(self) -> bool:
+        return all(p.dtype not in HALF_PRECISION for p in self.function.parameters.values())
 
 
 def _check_request(layer: object, max_norm: float, tol: float, certify: object, move: str) -> None:
@@ -292,7 +318,7 @@ def _movable(op: LinearOperator, function: AffineFunction, move: Move, unit: flo
     names = moving_names(op, function, move)
     found = plan(function, names, unit)
     if found is None:
-        return GenericWeights(function, names)
+        return GenericWeights(function, names, unit)
     inner = found.map.inner if isinstance(found.map, TransposedMap) else found.map
     if isinstance(inner, ConvMap) and not WindowBlocks.fits(inner):
         return ConvWeight(function, found)

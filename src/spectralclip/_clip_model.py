@@ -15,6 +15,7 @@ from spectralclip._affine import Shape
 from spectralclip._clip import ClipResult, clip_
 from spectralclip._layers import FoundLayer, find_layers
 from spectralclip._movable import Move
+from spectralclip._svds import spectral_norm
 
 Targets: TypeAlias = float | Mapping[str, float] | Callable[[str, FoundLayer], float | None]
 
@@ -47,7 +48,8 @@ def clip_model_(
         max_norm: One bound for all; or a bound for some layers by name, as `find_layers` names
             them; or a function of a layer's name and `FoundLayer`, which may return None for
             one that is to be left alone.
-        compose: Bound a convolution together with the batch norm behind it.
+        compose: Bound a convolution together with the batch norm behind it, where both are
+            neighbours in an `nn.Sequential`.
         tol: As for `clip_`.
         exact: As for `clip_`.
         certify: As for `clip_`.
@@ -109,6 +111,11 @@ def clip_model_(
             if not any(use in entangled for use in moved):
                 break
             moved = [use for use in entangled if clip(*use)]
+        for name in dict.fromkeys(name for name, _ in entangled if not certify):
+            # Others have pulled at the same weight since.
+            modules, shapes = list(layers[name].modules), layers[name].in_shapes
+            norm = max(float(spectral_norm(modules, shape, tol=tol)) for shape in shapes)
+            results[name] = replace(results[name], norm_after=norm)
     return results
 
 

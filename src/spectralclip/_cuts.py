@@ -53,7 +53,7 @@ class CutSet:
         back = (self._movable.start.double() - point.double()).flatten()
         at_start = values + (gradients.flatten(1).double() @ back).cpu()
         self._excess = torch.cat([self._excess[kept], at_start - self._max_norm])
-        fresh = torch.zeros(gradients.shape[0], dtype=torch.float64)
+        fresh = torch.zeros(gradients.shape[0], dtype=torch.float64, device="cpu")
         self._multipliers = torch.cat([self._multipliers[kept], fresh])
 
     def headroom(self, gap: float) -> float:

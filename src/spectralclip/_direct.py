@@ -44,7 +44,11 @@ class DecomposedMatrices:
         most = int((share > 0).sum(-1).max())
         # Eigenvalues ascend: the excess sits in the last columns.
         first = values.shape[-1] - most
-        vectors = self._vectors[..., first:].to(self._tall.dtype)
-        share = share[..., None, first:].to(self._tall.dtype)
-        tall: Tensor = self._tall - ((self._tall @ vectors) * share) @ vectors.mT
-        return tall.mT if self._is_wide else tall
+        # Where nearly everything is taken away, what is left needs the longer arithmetic.
+        far = self.norm > 100 * max_norm
+        dtype = torch.float64 if far else self._tall.dtype
+        tall, vectors = self._tall.to(dtype), self._vectors[..., first:].to(dtype)
+        share = share[..., None, first:].to(dtype)
+        clipped: Tensor = tall - ((tall @ vectors) * share) @ vectors.mT
+        clipped = clipped.to(self._tall.dtype)
+        return clipped.mT if self._is_wide else clipped

@@ -35,6 +35,8 @@ from spectralclip._metric import TapMetric
 from spectralclip._operator import LinearOperator
 
 Move = Literal["first", "all"]
+NEXT_TO_NOTHING = 1e-4
+ESTIMATED_BEYOND, ESTIMATING_ROWS = 2048, 64
 
 
 class Movable(ABC):
@@ -122,9 +124,9 @@ class ConvWeight(Steerable):
         left = outputs.reshape(count, groups, outputs.shape[1] // groups, -1)
         taps = []
         kernel = tuple(point.shape[2:])
-        for tap in torch.cartesian_prod(*[torch.arange(size) for size in kernel]).reshape(
-            -1, len(kernel)
-        ):
+        for tap in torch.cartesian_prod(
+            *[torch.arange(size, device="cpu") for size in kernel]
+        ).reshape(-1, len(kernel)):
             read = inputs
             for axis, place in enumerate(tap.tolist()):
                 first, step = place * geometry.dilation[axis], geometry.stride[axis]
@@ -158,10 +160,9 @@ class GenericWeights(Steerable):
     """
 
     knows_distance = False
-    unit = 1.0
 
-    def __init__(self, function: AffineFunction, names: list[str]) -> None:
-        self._function, self._names = function, names
+    def __init__(self, function: AffineFunction, names: list[str], unit: float) -> None:
+        self._function, self._names, self.unit = function, names, unit
         self._shapes = [function.values[name].shape for name in names]
         self.start = torch.cat([function.values[name].flatten() for name in names])
         self.is_linear = False
@@ -176,7 +177,7 @@ class GenericWeights(Steerable):
         }
 
     def operator(self, point: Tensor) -> LinearOperator:
-        return generic_operator(self._function, self._values(point))
+        return generic_operator(self._function, self._values(point)).scaled(1 / self.unit)
 
     def gradients(self, point: Tensor, U: Tensor, V: Tensor) -> Tensor:
         op = self.operator(point)
@@ -185,7 +186,7 @@ class GenericWeights(Steerable):
         for u, v in zip(outputs, inputs, strict=True):
             gradient = op.pullback(u, v)
             rows.append(torch.cat([gradient[name].flatten() for name in self._names]))
-        return torch.stack(rows)
+        return torch.stack(rows) / self.unit
 
     def solve(self, gradients: Tensor) -> Tensor:
         return gradients
@@ -194,14 +195,19 @@ class GenericWeights(Steerable):
         return float(change.double().norm())
 
     def distance(self, point: Tensor) -> float:
-        """Exactly, by sending a basis of the smaller side through both layers."""
+        """By sending a basis of the smaller side through both layers; an estimate if it is long."""
         here, there = self.operator(point), self.operator(self.start)
-        m, n = here.shape
-        if m < n:
+        if here.shape[0] < here.shape[1]:
             here, there = here.adjoint(), there.adjoint()
-        total, step = 0.0, 256
-        for first in range(0, min(m, n), step):
-            rows = torch.zeros(min(step, min(m, n) - first), min(m, n)).to(self.start)
+        n, step = here.shape[1], 64
+        if n > ESTIMATED_BEYOND:
+            generator = torch.Generator("cpu").manual_seed(0)
+            rows = torch.randn(ESTIMATING_ROWS, n, generator=generator, device="cpu").to(point)
+            change = here.forward_rows(rows) - there.forward_rows(rows)
+            return float(change.norm()) / math.sqrt(ESTIMATING_ROWS)
+        total = 0.0
+        for first in range(0, n, step):
+            rows = torch.zeros(min(step, n - first), n, device=point.device, dtype=point.dtype)
             rows.diagonal(first).fill_(1.0)
             total += float((here.forward_rows(rows) - there.forward_rows(rows)).square().sum())
         return math.sqrt(total)
@@ -209,7 +215,9 @@ class GenericWeights(Steerable):
     def scaled(self, point: Tensor, factor: float) -> Tensor:
         """By the degree in which M depends on the parameters, where it has one."""
         generator = torch.Generator("cpu").manual_seed(0)
-        row = torch.randn(1, math.prod(self._function.in_shape), generator=generator).to(point)
+        row = torch.randn(
+            1, math.prod(self._function.in_shape), generator=generator, device="cpu"
+        ).to(point)
         sizes = [float(self.operator(t * point).forward_rows(row).norm()) for t in (1.0, 0.5, 0.25)]
         if min(sizes) <= 0:
             return point * factor
@@ -224,9 +232,11 @@ class GenericWeights(Steerable):
         """Whether M is affine in the point: its second differences vanish along a random line."""
         generator = torch.Generator("cpu").manual_seed(0)
         size = float(self.start.norm()) / math.sqrt(self.start.numel())
-        other = size * torch.randn(self.start.shape, generator=generator).to(self.start)
+        other = size * torch.randn(self.start.shape, generator=generator, device="cpu").to(
+            self.start
+        )
         n = math.prod(self._function.in_shape)
-        row = torch.randn(1, n, generator=generator).to(self.start)
+        row = torch.randn(1, n, generator=generator, device="cpu").to(self.start)
         images = [self.operator(self.start + t * other).forward_rows(row) for t in (-1.0, 0.0, 1.0)]
         bend = images[0] - 2 * images[1] + images[2]
         return float(bend.norm()) <= 1e-3 * float(sum(image.norm() for image in images))
@@ -312,14 +322,17 @@ class Plan:
         self._original = None if scale is None else function.values[name].clone()
 
     def parameters(self, weight: Tensor) -> dict[str, Tensor]:
-        """The layer's own weight; where a factor is zero it stays as it is."""
+        """The layer's own weight."""
         if self._scale is None or self._original is None:
             own = weight * self.unit
             return {self._name: own.T if self._flip else own}
-        change = (weight - weight_of(self.map)) * self.unit
-        inverse = torch.where(self._scale == 0, 0.0, 1 / self._scale)
-        change = change * inverse
-        return {self._name: self._original + (change.T if self._flip else change)}
+        # A channel that a batch norm all but switches off stays as it is: dividing by next to
+        # nothing would blow rounding up.
+        alive = self._scale.abs() > NEXT_TO_NOTHING * self._scale.abs().max()
+        own = weight * (self.unit / torch.where(alive, self._scale, 1.0))
+        original = self._original.T if self._flip else self._original
+        own = torch.where(alive, own, original)
+        return {self._name: own.T if self._flip else own}
 
 
 def weight_of(map_: LinearMap) -> Tensor:
@@ -352,8 +365,8 @@ def moving_names(op: LinearOperator, function: AffineFunction, move: Move) -> li
     else can.
     """
     generator = torch.Generator("cpu").manual_seed(0)
-    v = torch.randn(op.in_shape, generator=generator)
-    u = torch.randn(op.out_shape, generator=generator)
+    v = torch.randn(op.in_shape, generator=generator, device="cpu")
+    u = torch.randn(op.out_shape, generator=generator, device="cpu")
     gradient = op.pullback(u, v) if op.parameters else {}
     depends = [name for name, value in gradient.items() if bool((value != 0).any())]
     if not depends:

@@ -25,12 +25,14 @@ def nonnegative_qp(Q: Tensor, b: Tensor, start: Tensor | None = None) -> Tensor:
     scale = Q.diagonal().clamp_min(torch.finfo(torch.float64).tiny).rsqrt().double().cpu()
     # In units in which every cut has length one.
     matrix = Q.double().cpu() * scale[:, None] * scale
-    matrix = (matrix + matrix.T) / 2 + 1e-12 * torch.eye(len(scale), dtype=torch.float64)
+    matrix = (matrix + matrix.T) / 2 + 1e-12 * torch.eye(
+        len(scale), dtype=torch.float64, device="cpu"
+    )
     wished = b.double().cpu() * scale
     threshold = 1e-10 * float(wished.abs().max().clamp_min(1e-300))
     count = len(scale)
-    point = torch.zeros(count, dtype=torch.float64)
-    free = torch.zeros(count, dtype=torch.bool)
+    point = torch.zeros(count, dtype=torch.float64, device="cpu")
+    free = torch.zeros(count, dtype=torch.bool, device="cpu")
     if start is not None:
         point = (start.double().cpu() / scale).clamp_min(0)
         free = point > 0

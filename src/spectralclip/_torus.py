@@ -7,8 +7,9 @@ clip the singular values at every frequency, and return to the kernels, in the m
 true layer. No step size has to be chosen for a layer: the splitting's one parameter is in units
 in which the projection onto kernels is the identity.
 
-The result solves the layer's own problem for circular padding. With zero padding the torus
-is a little larger than the image, and the result is a start from which little is left to do.
+The result solves the layer's own problem for circular padding on images of at most 14 pixels a
+side; larger ones are sampled, since symbols are smooth. With zero padding the torus is a little
+larger than the image. Both are a start from which little is left to do.
 """
 
 from __future__ import annotations
@@ -135,8 +136,12 @@ def torus_sides(conv: ConvMap) -> Shape | None:
     ]
     if geometry.mode not in ("zeros", "circular"):
         return None
+    wide = conv.weight.shape[1] >= 128
     sides = []
     for axis, (size, stride) in enumerate(zip(conv.source.shape[1:], geometry.stride, strict=True)):
+        # On small images borders are everywhere, and no torus is near.
+        if geometry.mode == "zeros" and size < max(8, 2 * extent[axis]) and not wide:
+            return None
         side = size if geometry.mode == "circular" else size + stride
         side = max(min(side, LARGEST_SIDE), extent[axis])
         side += -side % stride
