@@ -472,6 +472,8 @@ def test_with_another_default_device() -> None:
             clip_(layer, 0.1, in_shape)
     finally:
         torch.set_default_device(None)
+    assert norm(layers[0], (5,)) <= 0.1001
+    assert all(norm(layer, (3, 8, 8)) <= 0.1001 for layer in layers[1:])
 
 
 # --- the parts -----------------------------------------------------------------------------

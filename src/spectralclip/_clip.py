@@ -20,13 +20,11 @@ from spectralclip._movable import (
     DirectWeight,
     GenericWeights,
     Movable,
-    Move,
     Steerable,
     generic_operator,
-    moving_names,
-    plan,
 )
 from spectralclip._operator import LinearOperator, as_operator
+from spectralclip._plan import Move, moving_names, plan
 from spectralclip._project import Projected, backed_up, by_cuts, by_newton, by_torus
 from spectralclip._ritz import fresh_ritz
 from spectralclip._svds import svds

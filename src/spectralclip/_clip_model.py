@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from spectralclip._affine import Shape
 from spectralclip._clip import ClipResult, clip_
 from spectralclip._layers import FoundLayer, find_layers
-from spectralclip._movable import Move
+from spectralclip._plan import Move
 from spectralclip._svds import spectral_norm
 
 Targets: TypeAlias = float | Mapping[str, float] | Callable[[str, FoundLayer], float | None]
