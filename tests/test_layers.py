@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import UserDict
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from cases import HalvedConv, LowRank, SwapAxes, train_batch_norm
 from test_untouched import assert_same, disturb, state, surroundings
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrizations
 
 import spectralclip as sc
@@ -72,11 +78,10 @@ def test_nested_modules_in_the_order_of_their_use() -> None:
     assert skipped_layers(model, IMAGES) == {}
 
 
-def test_convolutions_and_norms_in_a_sequential_are_composed() -> None:
+def test_convolutions_and_norms_are_composed() -> None:
     model = network()
     found = find_layers(model, IMAGES)
-    # In the block the forward is the user's own: there conv1 and bn1 stay apart for now.
-    assert list(found) == ["0+1", "3.conv1", "3.bn1", "3.conv2", "3.down.0+3.down.1", "7"]
+    assert list(found) == ["0+1", "3.conv1+3.bn1", "3.conv2", "3.down.0+3.down.1", "7"]
     pair = found["3.down.0+3.down.1"]
     assert pair.modules == (model[3].down[0], model[3].down[1])
     assert pair.in_shapes == ((4, 8, 8),)
@@ -177,13 +182,13 @@ def test_layer_types_and_their_shapes() -> None:
     assert {name: layer.in_shapes[0] for name, layer in found.items()} == {
         "words": (7, 11),
         "mix": (7, 6),
-        "conv": (5, 7),
-        "norm": (4, 15),
+        "conv+norm": (5, 7),
     }
     for layer in found.values():
         sc.as_operator(layer.modules, layer.in_shapes[0])
     assert skipped_layers(model, (tokens, torch.ones(2))) == {
-        "": "has parameters beside submodules, and these are looked at one by one"
+        "": "its own parameters (position) are used functionally, its submodules are looked at one "
+        "by one"
     }
 
 
@@ -271,6 +276,15 @@ def test_tied_weights_name_each_other() -> None:
     }
 
 
+def test_a_weight_used_under_another_name() -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    model.spare = nn.Linear(3, 3)
+    model.spare.weight = model[0].weight
+    model.forward = lambda x: model[0](x)
+    assert find_layers(model, torch.ones(1, 3))["0"].shared == ("spare",)
+    assert skipped_layers(model, torch.ones(1, 3)) == {"spare": "not used in the forward pass"}
+
+
 def test_a_shared_bias_is_not_a_shared_weight() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].bias = model[0].bias
@@ -319,22 +333,78 @@ def test_reasons() -> None:
             self.fixed = nn.BatchNorm1d(3, affine=False)
             self.batch = nn.BatchNorm1d(3, track_running_stats=False)
             self.pair = nn.Bilinear(4, 4, 4)
+            self.bag = nn.EmbeddingBag(5, 4)
+            self.spare = nn.ParameterList([torch.zeros(4)])
+            self.unused_parameter = nn.Parameter(torch.zeros(3))
 
         def forward(self, x: Tensor) -> Tensor:
             y = self.used(self.attention(x, x, x)[0])
-            return self.pair(self.batch(self.fixed(y)), x)
+            y = self.pair(self.batch(self.fixed(y.relu())), x) + self.spare[0]
+            return y + self.bag(torch.zeros(2, 3, dtype=torch.long))[:, None]
 
     x = torch.randn(2, 3, 4)
     model = Attending().train()
     assert list(find_layers(model, x)) == ["used"]
+    one_by_one = "its submodules are looked at one by one"
     assert skipped_layers(model, x) == {
-        "attention": "has parameters beside submodules, and these are looked at one by one",
-        "attention.out_proj": "not used in the forward pass",
+        "": f"its own parameters are not seen in use, {one_by_one}",
+        "attention": "its own parameters (in_proj_weight, in_proj_bias) are used functionally, "
+        + one_by_one,
+        "attention.out_proj": "is not called: its parameters (weight, bias) are used functionally",
         "unused": "not used in the forward pass",
         "fixed": "has no parameters",
         "batch": "without running statistics it depends on the batch",
         "pair": "not called with a single tensor",
+        "bag": "has no input shape: the bags of an EmbeddingBag differ in length",
+        "spare": "is not called: its parameters (0) are used functionally",
     }
+
+
+def test_layers_used_without_being_called() -> None:
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernel = nn.Parameter(torch.ones(2, 3, 3, 3))
+            self.conv = nn.Conv2d(2, 2, 1)
+            self.weighted = parametrizations.weight_norm(nn.Conv2d(2, 2, 1))
+            self.norm = nn.BatchNorm2d(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = F.conv2d(x, self.kernel)
+            y = F.conv2d(y, self.conv.weight) + F.conv2d(y, self.weighted.weight)
+            return self.norm.forward(y)
+
+    model = Functional()
+    assert find_layers(model, IMAGES) == {}
+    assert skipped_layers(model, IMAGES) == {
+        "": "its own parameters (kernel) are used functionally, its submodules are looked at one "
+        "by one",
+        "conv": "is not called: its parameters (weight) are used functionally",
+        "weighted": "is not called: its parameters (parametrizations.weight.original0, "
+        "parametrizations.weight.original1) are used functionally",
+        "norm": "is not called: its parameters (weight, bias) are used functionally",
+    }
+
+
+def test_a_module_with_a_weight_of_its_own_is_a_layer() -> None:
+    class Kernel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kernel = nn.Parameter(torch.ones(2, 3, 3, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.conv2d(x, self.kernel)
+
+    model = nn.Sequential(Kernel(), nn.ReLU())
+    assert list(find_layers(model, IMAGES)) == ["0"]
+
+
+def test_transformer_layers_are_used_as_in_training() -> None:
+    """In evaluation torch would take a short cut that calls none of them."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    found = find_layers(model, torch.ones(2, 3, 8))
+    assert list(found) == [f"layers.{i}.linear{j}" for i in (0, 1) for j in (1, 2)]
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -434,12 +504,101 @@ def test_on_the_meta_device() -> None:
     assert find_layers(model, IMAGES.to("meta"))["7"].in_shapes == ((64,),)
 
 
+# --- Ways to give the input ------------------------------------------------------------------
+
+
+class TakesMuch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Any, scale: Any = None, *, rounds: int = 1) -> Any:
+        x = x["left"] + x["right"][0] if isinstance(x, dict) else x
+        for _ in range(rounds):
+            x = self.norm(self.linear(x))
+        return {"out": x if scale is None else x * scale}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "uses"),
+    [
+        (torch.ones(2, 4), 1),
+        ([torch.ones(2, 4)], 1),
+        ((torch.ones(2, 4), torch.ones(2, 1)), 1),
+        ((torch.ones(2, 4), None), 1),
+        ({"x": torch.ones(2, 4), "rounds": 3}, 3),
+        (UserDict(x=torch.ones(2, 4), rounds=2), 2),
+        (({"left": torch.ones(2, 4), "right": [torch.ones(2, 4), None]},), 1),
+    ],
+)
+def test_ways_to_give_the_input(inputs: Any, uses: int) -> None:
+    model = TakesMuch()
+    expected = FoundLayer("linear+norm", (model.linear, model.norm), ((4,),), (), uses)
+    assert find_layers(model, inputs) == {"linear+norm": expected}
+    assert skipped_layers(model, inputs) == {}
+
+
+# --- Wrapped models --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("wrap", ["compile", "method", "inside", "ddp", "both"])
+def test_names_are_those_of_the_bare_model(wrap: str, process_group: None) -> None:
+    model = network()
+    expected = find_layers(model, IMAGES)
+    compiled = partial(torch.compile, backend="eager", fullgraph=True)
+    if wrap == "inside":
+        whole = nn.Sequential(*model[:3], compiled(model[3]), *model[4:-1], compiled(model[-1]))
+    elif wrap == "method":
+        whole = model
+        whole.compile(backend="eager", fullgraph=True)
+    else:
+        whole = compiled(model) if wrap == "compile" else DistributedDataParallel(model)
+        whole = compiled(whole) if wrap == "both" else whole
+    assert find_layers(whole, IMAGES) == expected
+    assert skipped_layers(whole, IMAGES) == {}
+    assert find_layers(nn.DataParallel(model), IMAGES) == expected
+
+
+def test_compiled_layers() -> None:
+    layers = nn.Linear(4, 4), parametrizations.weight_norm(nn.Linear(4, 4))
+    model = nn.Sequential(*(torch.compile(layer, backend="eager") for layer in layers))
+    found = find_layers(model, torch.ones(2, 4))
+    assert {name: layer.modules for name, layer in found.items()} == {
+        "0": (layers[0],),
+        "1": (layers[1],),
+    }
+    assert skipped_layers(model, torch.ones(2, 4)) == {}
+
+
+def test_sharded_models_can_go_on(process_group: None) -> None:
+    """A pass gathers weights, and a module under `fully_shard` keeps a record of that."""
+    model, bare = network(), network()
+    expected = find_layers(bare, IMAGES)
+    fully_shard(model[3])
+    fully_shard(model)
+    for _ in range(2):
+        assert list(find_layers(model, IMAGES)) == list(expected)
+        assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
+    model(IMAGES).sum().backward()
+    assert list(find_layers(model, IMAGES)) == list(expected)
+    assert all(isinstance(parameter.grad, DTensor) for parameter in model.parameters())
+    model(IMAGES)
+
+
 # --- Bad input -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("inputs", [None, 3, "x", [1.0], {"x": IMAGES}, (IMAGES, None)])
-def test_inputs_that_are_no_tensors_are_refused(inputs: Any) -> None:
-    with pytest.raises(TypeError, match="example_inputs must be a tensor or a tuple of tensors"):
+@pytest.mark.parametrize("inputs", [None, 3, "x", [1.0], {"x": 3}, ()])
+def test_inputs_without_tensors_are_refused(inputs: Any) -> None:
+    with pytest.raises(TypeError, match="example_inputs must be a tensor, a tuple of arguments or"):
         find_layers(network(), inputs)
 
 

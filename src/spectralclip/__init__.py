@@ -20,23 +20,29 @@ from spectralclip._svds import (
     spectral_norm,
     svds,
 )
+from spectralclip._train import Attachment, Keeper, Method, NormWarning, attach
 from spectralclip.digits import load_digits
 
 __version__ = version("spectralclip")
 
 __all__ = [
+    "Attachment",
     "ClipResult",
     "ConvergenceWarning",
     "Exact",
     "FoundLayer",
     "Interval",
+    "Keeper",
     "Lanczos",
     "LinearOperator",
+    "Method",
+    "NormWarning",
     "NotAffineError",
     "PowerQR",
     "Solver",
     "Spectrum",
     "as_operator",
+    "attach",
     "check_affine",
     "clip_",
     "clip_model_",

@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from spectralclip._affine import Shape
 from spectralclip._clip import ClipResult, clip_
-from spectralclip._layers import FoundLayer, find_layers
+from spectralclip._layers import Compose, ExampleInputs, FoundLayer, Pairs, find_layers
 from spectralclip._plan import Move
 from spectralclip._svds import spectral_norm
 
@@ -25,10 +25,11 @@ PASSES = 5
 
 def clip_model_(
     model: nn.Module,
-    example_inputs: Tensor | Sequence[Tensor],
+    example_inputs: ExampleInputs,
     max_norm: Targets = 1.0,
     *,
-    compose: bool = True,
+    compose: Compose = True,
+    pairs: Pairs = (),
     tol: float = 1e-3,
     exact: bool = False,
     certify: bool | Literal["deterministic"] = False,
@@ -43,13 +44,14 @@ def clip_model_(
 
     Args:
         model: Any module.
-        example_inputs: What the model is called with, a tensor or a tuple of tensors, with the
-            batch dimension.
+        example_inputs: What the model is called with, as for `find_layers`.
         max_norm: One bound for all; or a bound for some layers by name, as `find_layers` names
             them; or a function of a layer's name and `FoundLayer`, which may return None for
             one that is to be left alone.
-        compose: Bound a convolution together with the batch norm behind it, where both are
-            neighbours in an `nn.Sequential`.
+        compose: Bound a dense layer or convolution together with the batch norm that directly
+            follows it (True), all layers that directly follow each other together ("chains"), or
+            each layer by itself (False); as for `find_layers`.
+        pairs: Layers to bound together besides, by name; as for `find_layers`.
         tol: As for `clip_`.
         exact: As for `clip_`.
         certify: As for `clip_`.
@@ -77,8 +79,32 @@ def clip_model_(
         >>> [name for name, result in results.items() if result.norm_after < 0.501]
         ['0', '3']
     """
-    layers = find_layers(model, example_inputs, compose)
-    targets = _targets(layers, max_norm)
+    layers = find_layers(model, example_inputs, compose, pairs=pairs)
+    targets = layer_targets(layers, max_norm)
+    return clip_found_layers_(
+        layers,
+        targets,
+        tol=tol,
+        exact=exact,
+        certify=certify,
+        move=move,
+        generator=generator,
+        progress=progress,
+    )
+
+
+def clip_found_layers_(
+    layers: Mapping[str, FoundLayer],
+    targets: Mapping[str, float],
+    *,
+    tol: float = 1e-3,
+    exact: bool = False,
+    certify: bool | Literal["deterministic"] = False,
+    move: Move = "first",
+    generator: torch.Generator | None = None,
+    progress: bool = False,
+) -> dict[str, ClipResult]:
+    """Clip layers that have been found, each to its target, or none of them."""
     uses = [(name, shape) for name in targets for shape in layers[name].in_shapes]
     results: dict[str, ClipResult] = {}
 
@@ -104,7 +130,7 @@ def clip_model_(
         results[name] = _together(results.get(name), result)
         return result.distance > 0
 
-    with _restored_on_failure(model):
+    with _restored_on_failure(layers.values()):
         moved = [use for use in _shown(uses, progress) if clip(*use)]
         entangled = [use for use in uses if _is_entangled(layers[use[0]])]
         for _ in range(PASSES - 1):
@@ -119,7 +145,8 @@ def clip_model_(
     return results
 
 
-def _targets(layers: Mapping[str, FoundLayer], max_norm: Targets) -> dict[str, float]:
+def layer_targets(layers: Mapping[str, FoundLayer], max_norm: Targets) -> dict[str, float]:
+    """The bound of each layer that is to have one."""
     if isinstance(max_norm, Mapping):
         unknown = [name for name in max_norm if name not in layers]
         if unknown:
@@ -158,8 +185,13 @@ def _together(before: ClipResult | None, result: ClipResult) -> ClipResult:
 
 
 @contextmanager
-def _restored_on_failure(model: nn.Module) -> Iterator[None]:
-    saved = [(parameter, parameter.detach().clone()) for parameter in model.parameters()]
+def _restored_on_failure(layers: Iterable[FoundLayer]) -> Iterator[None]:
+    saved = [
+        (parameter, parameter.detach().clone())
+        for layer in layers
+        for module in layer.modules
+        for parameter in module.parameters()
+    ]
     try:
         yield
     except BaseException:

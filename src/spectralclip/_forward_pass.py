@@ -2,88 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
-from spectralclip._affine import Shape, unchanged_rng
-
-
-@final
-@dataclass
-class Use:
-    """What a forward pass shows of a module.
-
-    Attributes:
-        shapes: The shape of one input at each call; None where it is not called with one tensor.
-        output: What it made last, if a batch norm may read that.
-        version: How often that had been written into then.
-        from_neighbour: For a batch norm, how often it read what the layer before it had made.
-    """
-
-    shapes: list[Shape | None] = field(default_factory=list)
-    output: object = None
-    version: int | None = None
-    from_neighbour: int = 0
-
-    @property
-    def distinct(self) -> tuple[Shape, ...]:
-        """The shapes of its inputs, each once."""
-        return tuple(dict.fromkeys(shape for shape in self.shapes if shape is not None))
-
-    def always_read_by(self, norm: Use | None) -> bool:
-        """Whether each output went to that batch norm, and nothing else did."""
-        return norm is not None and norm.from_neighbour == len(norm.shapes) == len(self.shapes)
+from spectralclip._affine import describe, unchanged_rng
+from spectralclip._fsdp import reshard_
+from spectralclip._graph import Operations, Watch, tensors_in
 
 
 def watch(
     model: nn.Module,
-    inputs: tuple[Tensor, ...],
-    candidates: Iterable[nn.Module],
-    norms: dict[nn.Module, nn.Module],
-) -> dict[nn.Module, Use]:
-    """Run the model, and note how each candidate is used."""
-    uses: dict[nn.Module, Use] = {}
-    readers = {norm: layer for layer, norm in norms.items()}
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    whole: Sequence[nn.Module],
+    containers: Sequence[nn.Module],
+) -> Watch:
+    """Run the model, and note how modules are used and what reads their outputs.
 
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        use = uses.setdefault(module, Use())
-        given = [*args, *kwargs.values()]
-        x = given[0] if len(given) == 1 else None
-        use.shapes.append(_in_shape(module, x) if isinstance(x, Tensor) else None)
-        source = uses.get(readers[module]) if module in readers else None
-        # The same tensor may have been written into meanwhile, as by an activation in place.
-        if source and source.output is x and source.version == getattr(x, "_version", None):
-            use.from_neighbour += 1
-        if module in norms and isinstance(output, Tensor):
-            use.output, use.version = output, output._version
+    Where the operations of a model cannot be followed, its modules still are, and each output
+    counts as read by something else.
+    """
+    try:
+        return _watch(model, args, kwargs, Watch(whole, containers), closely=True)
+    except Exception as error:
+        reason = str(error)
+    # Some of torch refuses to run under a dispatch mode. If it was not that, the same error will
+    # come again.
+    seen = _watch(model, args, kwargs, Watch(whole, containers), closely=False)
+    warnings.warn(
+        f"{describe(model)} does not run while its operations are followed: {reason} What reads "
+        "the outputs of its layers is not known, and only `pairs` are composed.",
+        stacklevel=2,
+    )
+    for calls in seen.calls.values():
+        for call in calls:
+            call.escapes = True
+    return seen
 
-    with ExitStack() as hooks:
-        for module in candidates:
-            if not isinstance(module, torch.jit.ScriptModule):  # which take no hooks
-                handle = module.register_forward_hook(note, with_kwargs=True)
-                hooks.callback(handle.remove)
-        model(*inputs)
-    return uses
+
+def _watch(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seen: Watch, closely: bool
+) -> Watch:
+    # A model may work in place.
+    args, kwargs = tree_map_only(Tensor, lambda x: x.detach().clone(), (list(args), dict(kwargs)))
+    with ExitStack() as stack:
+        stack.enter_context(left_as_it_was(model))
+        if "torch._dynamo" in sys.modules:  # else nothing has been compiled
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(seen.hooked())
+        if closely:
+            stack.enter_context(Operations(seen.read))
+        output = model(*args, **kwargs)
+        for tensor in tensors_in(output):
+            seen.read(tensor)
+    return seen
 
 
-def _in_shape(module: nn.Module, x: Tensor) -> Shape:
-    """The shape of one input, as the rest of the library wants it."""
-    if isinstance(module, nn.Embedding):
-        return (*x.shape[1:], module.num_embeddings)
-    kernel = module.kernel_size if isinstance(module, nn.modules.conv._ConvNd) else ()
-    alone = x.ndim == (len(kernel) + 1 if kernel else 1)  # without a batch dimension
-    return tuple(x.shape if alone else x.shape[1:])
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The user's own module, inside a compiled or replicated one."""
+    parallel = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+    while True:
+        inside = model.module if isinstance(model, parallel) else compiled_from(model)
+        if inside is None:
+            return model
+        model = inside
+
+
+def compiled_from(module: nn.Module) -> nn.Module | None:
+    """The module that `torch.compile` wrapped, if this is such a wrapper."""
+    inside = getattr(module, "_orig_mod", None)
+    return inside if isinstance(inside, nn.Module) else None
 
 
 @contextmanager
 def left_as_it_was(model: nn.Module) -> Iterator[None]:
     """Let forward passes write into copies, and put back what they replace or draw."""
     modules = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
+    # Modules under `fully_shard` keep a record of whose weights are in the tables.
+    reshard_(model)
     tables = [
         (table, dict(table))
         for module in modules
@@ -97,6 +100,7 @@ def left_as_it_was(model: nn.Module) -> Iterator[None]:
                 stack.enter_context(unchanged_rng(device))
             yield
     finally:
+        reshard_(model)
         for table, kept in tables:
             for key in [key for key in table if key not in kept]:
                 del table[key]

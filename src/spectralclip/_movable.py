@@ -86,6 +86,31 @@ class Steerable(Movable):
         """`sqrt(<g, D g>)` of a change of the point."""
 
 
+def conv_gradients(conv: ConvMap, U: Tensor, V: Tensor) -> Tensor:
+    """The gradients of `<u_i, M v_i>` in the weight, for flat rows: `(k, *weight.shape)`.
+
+    Tap by tap: the correlation of the outputs with the inputs that the tap reads.
+    """
+    geometry, shape = conv.geometry, conv.weight.shape
+    outputs = conv.target.to_tensor(U)
+    inputs = pad_axes(conv.source.to_tensor(V), geometry)
+    count, groups = outputs.shape[0], geometry.groups
+    left = outputs.reshape(count, groups, outputs.shape[1] // groups, -1)
+    taps = []
+    kernel = tuple(shape[2:])
+    for tap in torch.cartesian_prod(*[torch.arange(size, device="cpu") for size in kernel]).reshape(
+        -1, len(kernel)
+    ):
+        read = inputs
+        for axis, place in enumerate(tap.tolist()):
+            first, step = place * geometry.dilation[axis], geometry.stride[axis]
+            last = first + step * (outputs.shape[2 + axis] - 1) + 1
+            read = read[(slice(None),) * (2 + axis) + (slice(first, last, step),)]
+        right = read.reshape(count, groups, inputs.shape[1] // groups, -1)
+        taps.append(left @ right.mT)
+    return torch.stack(taps, -1).reshape(count, *shape)
+
+
 @final
 class ConvWeight(Steerable):
     """The weight of a convolution or transposed convolution."""
@@ -108,27 +133,7 @@ class ConvWeight(Steerable):
         )
 
     def gradients(self, point: Tensor, U: Tensor, V: Tensor) -> Tensor:
-        """Tap by tap: the correlation of the outputs with the inputs that the tap reads."""
-        if self.is_transposed:
-            U, V = V, U
-        conv, geometry = self.conv, self.conv.geometry
-        outputs = conv.target.to_tensor(U)
-        inputs = pad_axes(conv.source.to_tensor(V), geometry)
-        count, groups = outputs.shape[0], geometry.groups
-        left = outputs.reshape(count, groups, outputs.shape[1] // groups, -1)
-        taps = []
-        kernel = tuple(point.shape[2:])
-        for tap in torch.cartesian_prod(
-            *[torch.arange(size, device="cpu") for size in kernel]
-        ).reshape(-1, len(kernel)):
-            read = inputs
-            for axis, place in enumerate(tap.tolist()):
-                first, step = place * geometry.dilation[axis], geometry.stride[axis]
-                last = first + step * (outputs.shape[2 + axis] - 1) + 1
-                read = read[(slice(None),) * (2 + axis) + (slice(first, last, step),)]
-            right = read.reshape(count, groups, inputs.shape[1] // groups, -1)
-            taps.append(left @ right.mT)
-        return torch.stack(taps, -1).reshape(count, *point.shape)
+        return conv_gradients(self.conv, *((V, U) if self.is_transposed else (U, V)))
 
     def solve(self, gradients: Tensor) -> Tensor:
         return self.metric.solve(gradients)

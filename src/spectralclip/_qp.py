@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Array = npt.NDArray[np.float64]
 
 
 def nonnegative_qp(Q: Tensor, b: Tensor, start: Tensor | None = None) -> Tensor:
@@ -12,7 +18,7 @@ def nonnegative_qp(Q: Tensor, b: Tensor, start: Tensor | None = None) -> Tensor:
     Lawson and Hanson's active sets: multipliers enter one at a time where the gradient asks for
     it, and leave as soon as they would turn negative, so that every step is a feasible descent
     and the number of steps is finite. Cuts may be nearly parallel: a ridge of rounding size
-    keeps the systems solvable.
+    keeps the systems solvable. The programs are so small that NumPy's short calls count.
 
     Args:
         Q: Symmetric, positive semi-definite, `(j, j)`.
@@ -22,45 +28,57 @@ def nonnegative_qp(Q: Tensor, b: Tensor, start: Tensor | None = None) -> Tensor:
     Returns:
         The multipliers, in float64 on the CPU.
     """
-    scale = Q.diagonal().clamp_min(torch.finfo(torch.float64).tiny).rsqrt().double().cpu()
+    matrix, wished = (_array(part) for part in (Q, b))
+    first = None if start is None else _array(start)
+    return torch.from_numpy(solve_nonnegative(matrix, wished, first))
+
+
+def _array(values: Tensor) -> Array:
+    numbers: Array = values.detach().cpu().numpy().astype(np.float64)
+    return numbers
+
+
+def solve_nonnegative(Q: Array, b: Array, start: Array | None = None) -> Array:
+    """`nonnegative_qp` on arrays."""
+    scale = 1 / np.sqrt(np.maximum(Q.diagonal(), np.finfo(np.float64).tiny))
     # In units in which every cut has length one.
-    matrix = Q.double().cpu() * scale[:, None] * scale
-    matrix = (matrix + matrix.T) / 2 + 1e-12 * torch.eye(
-        len(scale), dtype=torch.float64, device="cpu"
-    )
-    wished = b.double().cpu() * scale
-    threshold = 1e-10 * float(wished.abs().max().clamp_min(1e-300))
+    matrix = Q * scale[:, None] * scale
+    matrix = (matrix + matrix.T) / 2
+    matrix.flat[:: len(b) + 1] += 1e-12
+    wished = b * scale
+    threshold = 1e-10 * max(float(np.abs(wished).max(initial=0.0)), 1e-300)
     count = len(scale)
-    point = torch.zeros(count, dtype=torch.float64, device="cpu")
-    free = torch.zeros(count, dtype=torch.bool, device="cpu")
+    point, free = np.zeros(count), np.zeros(count, dtype=bool)
     if start is not None:
-        point = (start.double().cpu() / scale).clamp_min(0)
+        point = np.maximum(start / scale, 0)
         free = point > 0
         point = _descend(matrix, wished, point, free)
     for _ in range(10 * count + 10):
         gradient = wished - matrix @ point
-        gradient[free] = -torch.inf
-        entering = int(gradient.argmax())
-        if float(gradient[entering]) <= threshold:
+        gradient[free] = -np.inf
+        entering = int(gradient.argmax()) if count else 0
+        if not count or gradient[entering] <= threshold:
             break
         free[entering] = True
         point = _descend(matrix, wished, point, free)
-    return point * scale
+    solution: Array = point * scale
+    return solution
 
 
-def _descend(matrix: Tensor, wished: Tensor, point: Tensor, free: Tensor) -> Tensor:
+def _descend(matrix: Array, wished: Array, point: Array, free: Any) -> Array:
     """Go to the minimum over the free multipliers; those that reach zero on the way are fixed."""
-    while bool(free.any()):
-        index = free.nonzero()[:, 0]
-        goal = torch.zeros_like(point)
-        goal[index] = torch.linalg.solve(matrix[index][:, index], wished[index])
+    while free.any():
+        index = np.flatnonzero(free)
+        goal = np.zeros_like(point)
+        goal[index] = np.linalg.solve(matrix[np.ix_(index, index)], wished[index])
         blocking = free & (goal <= 0)
-        if not bool(blocking.any()):
+        if not blocking.any():
             return goal
         # As far as the first multiplier that reaches zero.
-        ratios = torch.where(blocking, point / (point - goal).clamp_min(1e-300), torch.inf)
+        lengths = np.maximum(point - goal, 1e-300)
+        ratios = np.where(blocking, point / lengths, np.inf)
         step = float(ratios.min())
         point = point + step * (goal - point)
         free &= ~(blocking & (ratios <= step))
         point[~free] = 0.0
-    return torch.zeros_like(point)
+    return np.zeros_like(point)

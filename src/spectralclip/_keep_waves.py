@@ -1,0 +1,251 @@
+"""Keeping convolutions with zero or circular padding within their bounds, through plane waves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from spectralclip._affine import Shape
+from spectralclip._cut_step import Cuts, DenseCuts, FactorCuts, Stripping, project_, strip_
+from spectralclip._slots import TRANSPOSED, Slot
+from spectralclip._waves import Frequencies, Taps, Waves, WaveTracker, waves_on
+
+# Vectors at each frequency; cuts at once; which values make cuts; looks after one step.
+WIDTH, MOST_CUTS, NEAR, ROUNDS, WARM_UP = 2, 24, 0.997, 6, 12
+# A value is looked at again while it, or where it is heading, is above this share of the bound.
+RISE, ALMOST = 1.0, 1.004
+# Multiplications above which a look takes the most promising frequencies only, how many of them
+# at least, and how fast the others are supposed to grow.
+AMPLE, LEAST, LEAST_SHARE, DRIFT = 3e7, 8, 1 / 3, 0.005
+
+
+@final
+class WaveGroup:
+    """Convolutions of one shape, followed together.
+
+    Attributes:
+        slots: The layers.
+        norms: The largest singular value over all frequencies, by layer.
+        work: Multiplications done so far.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        taps: Taps,
+        frequencies: Frequencies,
+        strip: Stripping,
+        generators: Sequence[torch.Generator],
+        width: int = WIDTH,
+    ) -> None:
+        self.slots, self._stripping = tuple(slots), strip
+        self._groups, self._taps = slots[0].groups, taps
+        self._latest: Waves | None = None
+        like = self._gathered()
+        batch, rows, columns, _ = like.shape
+        draws = [generator for generator in generators for _ in range(self._groups)]
+        self.tracker = WaveTracker((batch, rows, columns), taps, frequencies, width, like, draws)
+        self.norms: dict[str, float] = {}
+        self.is_warm, self.work = False, 0.0
+        self._look_work = 2.0 * self.tracker.columns * like.numel() / batch
+        share = max(AMPLE / self._look_work, LEAST_SHARE)
+        self._count = max(LEAST, math.ceil(share * self.tracker.vectors.shape[1]))
+
+    @torch.no_grad()
+    def step(self, bounds: Mapping[str, float]) -> list[str]:
+        """Look, and clip what is above its bound.
+
+        Returns:
+            The names of layers whose weights are not finite; then nothing has been changed.
+        """
+        weight, rows = self._gathered().flatten(2), self._rows()
+        try:
+            return self._step(bounds, weight, rows)
+        except torch.linalg.LinAlgError:  # as eigenvalues of what is not finite raise
+            return self._not_finite(weight, rows)
+
+    def _step(self, bounds: Mapping[str, float], weight: Tensor, rows: Tensor | None) -> list[str]:
+        if not self.is_warm and not self._warm_up(weight, rows):
+            return self._not_finite(weight, rows)
+        self.tracker.ages += 1
+        chosen = self.tracker.promising(self._count, DRIFT)
+        wished = [bounds.get(slot.name, math.inf) for slot in self.slots]
+        for left in reversed(range(ROUNDS)):
+            waves = self.tracker.look(weight, rows, chosen, move=left == ROUNDS - 1)
+            self._count_work(chosen)
+            tops = waves.S[:, :, 0].amax(1).reshape(len(self.slots), -1)
+            limits = (waves.S[:, :, 0] + RISE * waves.rise).amax(1).reshape(tops.shape)
+            seen, possible = torch.stack((tops.amax(1), limits.amax(1))).tolist()
+            if not all(map(math.isfinite, seen)):
+                return self._not_finite(weight, rows)
+            self.tracker.keep(waves)
+            self._latest, again = waves, False
+            for index, (slot, bound) in enumerate(zip(self.slots, wished, strict=True)):
+                self.norms[slot.name] = min(seen[index], bound)
+                if seen[index] > bound and left:
+                    self._clip(index, waves, bound, weight, rows, first=left == ROUNDS - 1)
+                elif seen[index] > bound:
+                    self._scale(index, tops[index], bound, weight)
+                again |= max(seen[index], possible[index]) > ALMOST * bound
+            if not again:
+                break
+            rows = self._rows()
+        return []
+
+    @torch.no_grad()
+    def shrink(self, index: int, factor: float) -> None:
+        """Scale one of the layers."""
+        self.slots[index].moving.mul_(factor)
+
+    def images(self, index: int, in_shape: Shape, before: Shape, *, closed: bool) -> Tensor | None:
+        """The leading wave of a layer as inputs of this shape: `(2, *in_shape)`.
+
+        Args:
+            index: Which of the layers.
+            in_shape: Shape of one input.
+            before: How much padding there is at the low end of each axis.
+            closed: Take the nearest wave that closes around the image, as on a torus.
+        """
+        waves, slot = self._latest, self.slots[index]
+        if waves is None or isinstance(slot.module, TRANSPOSED) or len(in_shape) == 1:
+            return None
+        values = waves.S[self._own(index), :, 0]
+        kernel, place = divmod(int(values.argmax()), values.shape[1])
+        which = torch.tensor([index * self._groups + kernel], device=values.device)
+        where = torch.tensor([place * waves.S.shape[2]], device=values.device)
+        _, right = waves.cuts(which, where)
+        columns = right[0].reshape(2, -1, len(self._taps.steps))
+        chosen = place if waves.chosen is None else int(waves.chosen[which[0], place])
+        frequency = self.tracker.frequencies[which[0], chosen]
+        if closed:
+            steps = torch.tensor(in_shape[1:]) // torch.tensor(self._taps.stride)
+            turn = (2 * math.pi / steps).to(frequency)
+            frequency = (frequency / turn).round() * turn
+        sides = [torch.arange(side) + pad for side, pad in zip(in_shape[1:], before, strict=True)]
+        image = waves_on(torch.complex(columns[0], columns[1]), frequency, self._taps, sides)
+        whole = image.new_zeros(2, *in_shape)
+        count = image.shape[1]
+        whole[:, kernel * count : (kernel + 1) * count] = image
+        return whole
+
+    def state(self, index: int) -> dict[str, Any]:
+        """What is remembered of one of the layers."""
+        own = self._own(index)
+        tracker, name = self.tracker, self.slots[index].name
+        return {
+            "vectors": tracker.vectors[own].clone(),
+            "frequencies": tracker.frequencies[own].clone(),
+            "values": tracker.values[own].clone(),
+            "ages": tracker.ages[own].clone(),
+            "is_warm": self.is_warm,
+            "norm": self.norms.get(name),
+        }
+
+    def load_state(self, index: int, state: Mapping[str, Any]) -> None:
+        """Go on from there with one of the layers."""
+        own, tracker = self._own(index), self.tracker
+        tracker.vectors, tracker.values = tracker.vectors.clone(), tracker.values.clone()
+        tracker.vectors[own] = state["vectors"].to(tracker.vectors)
+        tracker.values[own] = state["values"].to(tracker.values)
+        tracker.ages[own] = state["ages"].to(tracker.ages)
+        tracker.move_to(own, state["frequencies"])
+        self.is_warm = bool(state["is_warm"])
+        if state["norm"] is not None:
+            self.norms[self.slots[index].name] = float(state["norm"])
+
+    def _own(self, index: int) -> slice:
+        return slice(index * self._groups, (index + 1) * self._groups)
+
+    def _gathered(self) -> Tensor:
+        """All kernels as `(layers * groups, rows, columns, taps)`; of one layer, a view."""
+        kernels = [slot.kernels() for slot in self.slots]
+        return kernels[0] if len(kernels) == 1 else torch.cat(kernels)
+
+    def _rows(self) -> Tensor | None:
+        """What batch norms multiply the outputs with: `(layers * groups, rows)`."""
+        parts = [rows for slot in self.slots if (rows := slot.rows()) is not None]
+        if not parts:
+            return None
+        return torch.stack(parts).reshape(len(self.slots) * self._groups, -1)
+
+    def _warm_up(self, weight: Tensor, rows: Tensor | None) -> bool:
+        for _ in range(WARM_UP):
+            waves = self.tracker.look(weight, rows, move=True)
+            self._count_work(None)
+            if not bool(torch.isfinite(waves.S).all()):
+                return False
+            self.tracker.keep(waves)
+        self.is_warm = True
+        return True
+
+    def _count_work(self, chosen: Tensor | None) -> None:
+        share = 1.0 if chosen is None else chosen.shape[1] / self.tracker.vectors.shape[1]
+        self.work += share * self._look_work * len(self.tracker.vectors)
+
+    def _not_finite(self, weight: Tensor, rows: Tensor | None) -> list[str]:
+        finite = torch.isfinite(weight.flatten(1)).all(1)
+        if rows is not None:
+            finite &= torch.isfinite(rows).all(1)
+        by_layer = finite.reshape(len(self.slots), -1).all(1).tolist()
+        return [slot.name for slot, fine in zip(self.slots, by_layer, strict=True) if not fine]
+
+    def _clip(
+        self,
+        index: int,
+        waves: Waves,
+        bound: float,
+        weight: Tensor,
+        rows: Tensor | None,
+        *,
+        first: bool,
+    ) -> None:
+        """Project one layer onto the cuts of its largest values."""
+        slot, own = self.slots[index], self._own(index)
+        values = waves.S[own].flatten()
+        each = values.numel() // self._groups
+        values, where = values.topk(min(MOST_CUTS, values.numel()))
+        near = values > NEAR * bound
+        values, where = values[near], where[near]
+        kernel = torch.div(where, each, rounding_mode="floor")
+        left, right = waves.cuts(kernel + own.start, where % each)
+        cuts: Cuts
+        if slot.gamma is not None:
+            cuts, target = self._gamma_cuts(slot.gamma, kernel, left, values), slot.gamma.detach()
+        else:
+            if rows is not None:
+                left = left * rows[own][kernel][:, None]
+            cuts, target = FactorCuts(kernel, self._groups, left, right), weight[own]
+        active = project_(target, cuts, values - bound)
+        self._store(index, weight)
+        if active is not None and first:
+            self._stripping(slot.moving, lambda momentum: strip_(momentum, active))
+
+    def _gamma_cuts(self, gamma: Tensor, kernel: Tensor, left: Tensor, values: Tensor) -> Cuts:
+        """Gradients in a batch norm's factor: that of a value s is `s |u_o|^2 / gamma_o`."""
+        shares = left.square().sum(1) * values[:, None]
+        whole = shares.new_zeros(len(shares), self._groups, shares.shape[1])
+        whole[torch.arange(len(shares), device=shares.device), kernel] = shares
+        factor = gamma.detach().to(shares.dtype)
+        return DenseCuts(torch.where(factor == 0, 0, whole.flatten(1) / factor))
+
+    def _scale(self, index: int, tops: Tensor, bound: float, weight: Tensor) -> None:
+        """What always helps, where cuts have not been enough: shrink the kernels above."""
+        factors = (bound / tops).clamp_max(1.0)
+        gamma = self.slots[index].gamma
+        if gamma is None:
+            weight[self._own(index)] *= factors[:, None, None]
+        else:
+            gamma.mul_(factors.repeat_interleave(gamma.numel() // self._groups).to(gamma.dtype))
+        self._store(index, weight)
+
+    def _store(self, index: int, weight: Tensor) -> None:
+        """Write back what has been changed in place."""
+        slot = self.slots[index]
+        if slot.gamma is not None:
+            torch.autograd.graph.increment_version(slot.gamma)
+        else:
+            slot.write(weight[self._own(index)])

@@ -1,0 +1,115 @@
+"""`attach` for training loops written with Hugging Face Accelerate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from spectralclip._clip_model import Targets
+from spectralclip._layers import ExampleInputs, Pairs
+from spectralclip._train import Attachment, Method, Schedule, attach
+from spectralclip.integrations._missing import missing
+from spectralclip.integrations._run import bare_optimizer, moved
+
+try:
+    from accelerate import Accelerator
+except ImportError as error:
+    raise missing("accelerate", error) from error
+
+__all__ = ["attach_accelerated"]
+
+
+def attach_accelerated(
+    accelerator: Accelerator,
+    method: Method,
+    model: nn.Module,
+    example_inputs: ExampleInputs,
+    optimizer: Optimizer,
+    *,
+    max_norm: Targets = 1.0,
+    schedule: Schedule | None = None,
+    pairs: Pairs = (),
+    seed: int = 0,
+    checkpoint: str | None = "spectralclip.pt",
+) -> Attachment:
+    """Keep norms in check in a loop whose model and optimizer `accelerator.prepare` has made.
+
+    As `attach`, with the model and the optimizer inside Accelerate's wrappers, and as a part of
+    what `accelerator.save_state` and `accelerator.load_state` write and read. Work is done
+    where the optimizer really steps: not while gradients accumulate, and not where a step was
+    skipped for infinite gradients.
+
+    Args:
+        accelerator: The one that prepared them.
+        method: As for `attach`.
+        model: The prepared model.
+        example_inputs: As for `attach`; on any device.
+        optimizer: The prepared optimizer.
+        max_norm: As for `attach`.
+        schedule: As for `attach`.
+        pairs: As for `attach`.
+        seed: As for `attach`.
+        checkpoint: The name of the state's file in a checkpoint's folder; several attachments
+            need different ones. None to leave checkpoints alone.
+
+    Returns:
+        An `Attachment`.
+
+    Example:
+        >>> import torch
+        >>> from accelerate import Accelerator
+        >>> from spectralclip.integrations.accelerate import attach_accelerated
+        >>> from spectralclip.methods import SpectralClip
+        >>> accelerator = Accelerator(cpu=True)
+        >>> model = torch.nn.Linear(8, 8)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        >>> model, optimizer = accelerator.prepare(model, optimizer)
+        >>> attachment = attach_accelerated(
+        ...     accelerator, SpectralClip(), model, torch.zeros(1, 8), optimizer, max_norm=0.5
+        ... )
+        >>> accelerator.backward(model(torch.randn(32, 8)).square().sum())
+        >>> optimizer.step()
+        >>> bool(torch.linalg.matrix_norm(model.weight, 2) <= 0.5001)
+        True
+    """
+    attachment = attach(
+        method,
+        model,
+        moved(example_inputs, accelerator.device),
+        bare_optimizer(optimizer),
+        max_norm=max_norm,
+        schedule=schedule,
+        pairs=pairs,
+        seed=seed,
+    )
+    if checkpoint is not None:
+        _keep_in_checkpoints(accelerator, attachment, checkpoint)
+    return attachment
+
+
+def _keep_in_checkpoints(accelerator: Accelerator, attachment: Attachment, name: str) -> None:
+    # Not by `register_for_checkpointing`, which reads with a pickle that may run code.
+    def save(models: Any, weights: Any, output_dir: str) -> None:
+        if attachment._keeper is None:  # it has been removed, and the weights are all there is
+            return
+        state = attachment.state_dict()
+        if accelerator.is_main_process:
+            torch.save(state, Path(output_dir) / name)
+
+    def load(models: Any, input_dir: str) -> None:
+        if attachment._keeper is None:
+            return
+        file = Path(input_dir) / name
+        if not file.is_file():
+            raise FileNotFoundError(
+                f"{input_dir} has no {name!r}, the state of {attachment!r}: it was saved without "
+                "it. Attach with checkpoint=None to load it all the same."
+            )
+        attachment.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)

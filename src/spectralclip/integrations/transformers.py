@@ -1,0 +1,204 @@
+"""A callback for the Trainer of `transformers`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from spectralclip._clip import ClipResult
+from spectralclip._clip_model import Targets
+from spectralclip._layers import ExampleInputs, Pairs
+from spectralclip._train import Attachment, Method, NormWarning, Schedule
+from spectralclip.integrations._missing import missing
+from spectralclip.integrations._run import Certify, Run
+
+try:
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise missing("transformers", error) from error
+
+__all__ = ["STATE_FILE", "SpectralClipCallback"]
+
+STATE_FILE = "spectralclip.pt"
+
+
+@final
+class SpectralClipCallback(TrainerCallback):
+    """Keeps the norms of a model's layers in check while a `transformers.Trainer` trains it.
+
+    The method is attached when training begins and removed when it ends. Each checkpoint gets a
+    file `spectralclip.pt` beside the model's, from which a resumed run goes on exactly. The
+    Trainer does not tell its callbacks where it resumes from: the file is looked for in
+    `resume_from`, in `args.resume_from_checkpoint`, and in the folder of that step under
+    `output_dir`, and taken where it belongs to the weights that the model has.
+
+    The Trainer does not tell its callbacks of exceptions either. After one, call `remove()`;
+    the next `train()` does it by itself. Norms are added to the logs of those callbacks that come
+    behind this one, and to the Trainer's history.
+
+    For methods with a penalty, add `callback.penalty()` to the loss, in a `compute_loss` of your
+    own.
+
+    Args:
+        method: One of `spectralclip.methods`, or your own.
+        example_inputs: What the model is called with, with the batch dimension: a dict of
+            tensors for keywords (what a tokenizer returns is one), a tensor, or a tuple of
+            tensors. By default the model's own `dummy_inputs`.
+        max_norm: As for `attach`.
+        schedule: As for `attach`.
+        pairs: As for `attach`.
+        seed: As for `attach`.
+        finalize: End the training with a full `clip_` of each layer, after the best model has
+            been loaded if the Trainer does that. Checkpoints that have been written before have
+            the weights of before.
+        certify: As for `Attachment.finalize`.
+        log: Add the norms to the logs, as `spectral_norm/<layer>`.
+        resume_from: The checkpoint folder that `trainer.train(resume_from_checkpoint=...)` is
+            given, where it is not under `output_dir`.
+
+    Raises:
+        TypeError: `method` is not a `Method`.
+        ValueError: `certify` without `finalize`; later, in `train`: there are no example inputs,
+            or what `attach` raises.
+
+    Example:
+        >>> import torch
+        >>> from spectralclip.integrations.transformers import SpectralClipCallback
+        >>> from spectralclip.methods import SpectralClip
+        >>> callback = SpectralClipCallback(
+        ...     SpectralClip(), {"input_ids": torch.zeros(1, 16, dtype=torch.long)}, max_norm=2.0
+        ... )
+        >>> # trainer = transformers.Trainer(model, args, ..., callbacks=[callback])
+        >>> callback.norms()
+        {}
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        example_inputs: ExampleInputs | None = None,
+        *,
+        max_norm: Targets = 1.0,
+        schedule: Schedule | None = None,
+        pairs: Pairs = (),
+        seed: int = 0,
+        finalize: bool = False,
+        certify: Certify = False,
+        log: bool = True,
+        resume_from: str | Path | None = None,
+    ) -> None:
+        """Take note of the settings; the method is attached when training begins."""
+        self._run = Run(
+            method,
+            max_norm=max_norm,
+            schedule=schedule,
+            pairs=pairs,
+            seed=seed,
+            finalize=finalize,
+            certify=certify,
+        )
+        self._example_inputs, self._log, self._resume_from = example_inputs, log, resume_from
+
+    @property
+    def attachment(self) -> Attachment | None:
+        """What is at work during `train`, and None at other times."""
+        return next(iter(self._run.attachments), None)
+
+    @property
+    def results(self) -> dict[str, ClipResult]:
+        """What the latest finalization did, by layer."""
+        return dict(self._run.results)
+
+    def penalty(self) -> Tensor:
+        """What to add to the loss; zero outside of training.
+
+        Each micro-batch of an accumulated gradient adds it: divide it by their number where the
+        Trainer does not divide the loss (see its `model_accepts_loss_kwargs`).
+        """
+        return self._run.penalty()
+
+    def norms(self) -> dict[str, float]:
+        """The latest norm of each layer, as of `Attachment.norms`."""
+        return self._run.norms()
+
+    def remove(self) -> None:
+        """Detach from the optimizer, as after an exception; otherwise that comes by itself."""
+        self._run.remove()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Attach, and go on from a checkpoint's state."""
+        model, optimizer = kwargs["model"], kwargs["optimizer"]
+        inputs = self._example_inputs
+        if inputs is None:
+            inputs = getattr(model, "dummy_inputs", None)
+        if inputs is None:
+            raise ValueError(
+                f"SpectralClipCallback has to run {type(model).__name__} once to find its layers, "
+                "and has no input for it: pass example_inputs, such as one batch without labels."
+            )
+        saved = self._saved(args, state, model) if state.global_step else None
+        self._run.start(model, inputs, [optimizer], saved)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the state beside the checkpoint that has just been written."""
+        content = {"run": self._run.state_dict(), "weights": _fingerprint(kwargs["model"])}
+        folder = _folder(args, state)
+        # In a search for hyperparameters, the Trainer writes elsewhere and does not say where.
+        if args.should_save and folder.is_dir():
+            torch.save(content, folder / STATE_FILE)
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Add the norms to what is logged of the training."""
+        logs: dict[str, float] | None = kwargs.get("logs")
+        if self._log and logs is not None and "loss" in logs:
+            norms = {f"spectral_norm/{name}": norm for name, norm in self.norms().items()}
+            logs.update(norms)
+            state.log_history[-1].update(norms)  # a copy of the logs, made before
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Finalize if asked to, and remove."""
+        self._run.end()
+
+    def _saved(self, args: Any, state: Any, model: nn.Module) -> dict[str, Any] | None:
+        """The state of the checkpoint that the model's weights come from."""
+        named = [self._resume_from, args.resume_from_checkpoint]
+        places = [Path(place) for place in named if isinstance(place, (str, Path))]
+        files = [place / STATE_FILE for place in (*places, _folder(args, state))]
+        now = _fingerprint(model)
+        for file in _existing(files):
+            content = torch.load(file, map_location="cpu", weights_only=True)
+            if content["weights"] == now:
+                run: dict[str, Any] = content["run"]
+                return run
+        warnings.warn(
+            f"Training resumes at step {state.global_step}, but the norms' state that belongs to "
+            f"these weights was not found in {[str(file) for file in files]}, so that it starts "
+            "anew: pass the checkpoint's folder as resume_from.",
+            NormWarning,
+            stacklevel=2,
+        )
+        return None
+
+
+def _folder(args: Any, state: Any) -> Path:
+    """Where the Trainer keeps the checkpoint of this step."""
+    return Path(args.output_dir) / f"checkpoint-{state.global_step}"
+
+
+def _existing(files: Iterable[Path]) -> list[Path]:
+    return [file for file in dict.fromkeys(files) if file.is_file()]
+
+
+def _fingerprint(model: nn.Module) -> Mapping[str, float]:
+    """An entry of each weight: two runs never agree on all of them."""
+    return {
+        name: float(parameter.detach().flatten()[0])
+        for name, parameter in model.named_parameters()
+        # A shard has its first entry on one process only.
+        if type(parameter) in (Tensor, nn.Parameter) and parameter.numel()
+    }

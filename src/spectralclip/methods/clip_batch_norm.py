@@ -1,0 +1,78 @@
+"""The clamp of Gouk et al. (2021) on the scales of batch norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import Tensor, nn
+
+from spectralclip._batch_norms import clamp_batch_norm_
+from spectralclip._layers import FoundLayer
+from spectralclip._sharing import Sharing
+from spectralclip._train import Keeper, Method, warn
+
+
+@final
+@dataclass(frozen=True)
+class ClipBatchNorm(Method):
+    """Clamp the scale of every batch norm after each step (Gouk et al. 2021).
+
+    With its running statistics a batch norm multiplies channel i by
+    `gamma_i / sqrt(running_var_i + eps)`, so that its norm is the largest magnitude among these
+    factors. Where one is above the bound, `gamma_i` is set to the bound, with its sign; nothing
+    else changes. It is exact and costs next to nothing.
+
+    Bounding a batch norm apart from the layer in front of it bounds their product, and more than
+    need be: the paper finds that it hinders training. `SpectralClip(compose="conv_bn")` and
+    `FastClip(concat=True)` bound the composition instead.
+
+    Batch norms without a scale (`affine=False`) or without running statistics are left alone, as
+    are all other layers: attach another method beside it for those.
+
+    Example:
+        >>> import torch
+        >>> from spectralclip import attach
+        >>> from spectralclip.methods import ClipBatchNorm
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> attachment = attach(ClipBatchNorm(), model, torch.zeros(2, 4), optimizer, max_norm=0.5)
+        >>> model(torch.randn(8, 4)).square().sum().backward()
+        >>> optimizer.step()
+        >>> round(attachment.norms()["1"], 6)
+        0.5
+    """
+
+    def takes(self, layer: FoundLayer) -> bool:
+        """Batch norms with a scale of their own."""
+        first = layer.modules[0]
+        is_norm = isinstance(first, nn.modules.batchnorm._BatchNorm)
+        return is_norm and len(layer.modules) == 1 and isinstance(first.weight, Tensor)
+
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+        """Begin; there is nothing to prepare."""
+        return _Clamps({name: layer.modules[0] for name, layer in sharing.mine().items()})
+
+
+@final
+class _Clamps(Keeper):
+    """The batch norms of one model, and their latest norms."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self._modules: dict[str, Any] = dict(modules)
+        self._norms: dict[str, float] = {}
+
+    def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
+        for name, bound in bounds.items():
+            norm = clamp_batch_norm_(self._modules[name], bound)
+            if not math.isfinite(norm) and math.isfinite(self._norms.get(name, 0.0)):
+                warn(
+                    f"The scale or the running variance of batch norm {name!r} is NaN, infinite "
+                    "or not positive: it is left as it is until they are restored."
+                )
+            self._norms[name] = norm
+
+    def norms(self) -> dict[str, float]:
+        return dict(self._norms)

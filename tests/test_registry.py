@@ -1,0 +1,64 @@
+"""Methods by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spectralclip import Method, methods
+from spectralclip.methods import ClipBatchNorm, FastClip, _registry, available, get
+
+
+def test_names() -> None:
+    names = available()
+    assert names == sorted(names)
+    assert {"clip_batch_norm", "fast_clip", "spectral_clip"} <= set(names)
+    names.clear()
+    assert available()
+
+
+@pytest.mark.parametrize("name", available())
+def test_every_method_can_be_made_without_arguments(name: str) -> None:
+    method = get(name)()
+    assert isinstance(method, Method)
+    assert repr(method).startswith(type(method).__name__)
+
+
+def test_classes() -> None:
+    assert get("fast_clip") is FastClip
+    assert get("clip_batch_norm") is ClipBatchNorm
+
+
+def test_every_file_with_a_method_has_a_name() -> None:
+    folder = Path(methods.__file__).parent
+    files = {path.stem for path in folder.glob("*.py") if "(Method)" in path.read_text("utf-8")}
+    assert files <= set(available())
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("fastclip", "'fast_clip'"),
+        ("FastClip", "'fast_clip'"),
+        ("fast-clip", "'fast_clip'"),
+        ("SpectralClip", "'spectral_clip'"),
+        ("clip_batchnorm", "'clip_batch_norm'"),
+    ],
+)
+def test_unknown_names_with_a_close_match(name: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=rf"no method '{name}': known are .* mean {hint}\?"):
+        get(name)
+
+
+def test_unknown_names_list_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"known are \['clip_batch_norm', 'fast_clip'.*\]\.$"):
+        get("zzz")
+    with pytest.raises(TypeError, match="name must be one of"):
+        get(None)  # type: ignore[arg-type]
+
+
+def test_a_new_method_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_registry._METHODS, "paper_clip", "PaperClipResult")
+    assert "paper_clip" in available()
+    assert get("paper_clip").__name__ == "PaperClipResult"
