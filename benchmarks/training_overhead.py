@@ -112,6 +112,7 @@ class OverheadRow:
     overhead: float  # after_seconds / plain_seconds
     applications: float  # a step and layer
     norm: float | None  # largest true sigma_1 / c at the readings; None for no finite one
+    layer: str  # which it was
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class Runner:
     optimizer: torch.optim.Optimizer
     example: Tensor
     steps: list[Step] = field(default_factory=list)
-    norms: list[float] = field(default_factory=list)
+    norms: list[tuple[float, str]] = field(default_factory=list)  # largest, and its layer
 
     def __post_init__(self) -> None:
         self._stamps: list[float] = []
@@ -185,7 +186,7 @@ def _measure_setting(session: Session, setting: Setting, images: Images) -> list
         session.say(
             f"{row.model}, batch {row.batch}, {row.method}: {1e3 * row.plain_seconds:.1f} ms a "
             f"step, {1e3 * row.after_seconds:.2f} ms after it: {100 * row.overhead:.1f} %, "
-            f"{row.applications:.2f} applications, norm {row.norm}"
+            f"{row.applications:.2f} applications, norm {row.norm} of {row.layer}"
         )
     return rows
 
@@ -210,7 +211,7 @@ def _run(phase: Phase, runners: list[Runner], images: Images, generator: torch.G
                 runner.steps.append(step)
         if round_ in phase.readings:
             for runner in runners:
-                runner.norms.append(runner.oracle.largest()[0])
+                runner.norms.append(runner.oracle.largest())
 
 
 def _row(setting: Setting, phase: Phase, runner: Runner, runners: list[Runner]) -> OverheadRow:
@@ -220,7 +221,7 @@ def _row(setting: Setting, phase: Phase, runner: Runner, runners: list[Runner]) 
     clips = [step.after for step in runner.steps if step.clip]
     after = amortized([(step.after, step.clip) for step in runner.steps])
     work = amortized([(step.applications, step.clip) for step in runner.steps])
-    norm = max(runner.norms, default=math.inf)
+    norm, layer = max(runner.norms)
     return OverheadRow(
         model=setting.name,
         batch=phase.batch,
@@ -236,6 +237,7 @@ def _row(setting: Setting, phase: Phase, runner: Runner, runners: list[Runner]) 
         overhead=after / plain,
         applications=work / runner.layers,
         norm=norm if math.isfinite(norm) else None,
+        layer=layer,
     )
 
 

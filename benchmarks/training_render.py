@@ -130,7 +130,7 @@ HELD = """\
 ## Norms held
 
 The largest true norm over all layers and readings after the first 5 % of the steps, read at every
-step for SpectralClip and at every tenth for the others; the loss is the mean over the last 50
+step for SpectralClip and at every 20th for the others; the loss is the mean over the last 50
 steps. Over seeds: the largest norm, and mean loss and accuracy. *Final* is after `.finalize()`.
 """
 

@@ -11,6 +11,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from spectralclip._check import check_affine
 from spectralclip._explicit import is_plain
 from spectralclip._forward_pass import compiled_from
+from spectralclip._fsdp import gathered
 from spectralclip._graph import Call, distinct_shapes
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
@@ -95,7 +96,7 @@ def reason(
         return "not called with a single tensor"
     try:
         for shape in () if known else distinct_shapes(calls):
-            check_affine(module, shape)
+            check_affine(gathered(module), shape)
     except (ValueError, TypeError, RuntimeError) as error:
         return str(error)
     return "" if any(True for _ in module.parameters()) else NO_PARAMETERS

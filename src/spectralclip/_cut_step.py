@@ -126,7 +126,7 @@ class FactorCuts(Cuts):
         return tensor.reshape(self._groups, self._left.shape[-1], self._right.shape[-1])
 
 
-def project_(tensor: Tensor, cuts: Cuts, excess: Tensor) -> Cuts | None:
+def project_(tensor: Tensor, cuts: Cuts, excess: Array) -> Cuts | None:
     """Move a tensor, in place, to the nearest point that takes away each cut's excess.
 
     Args:
@@ -137,34 +137,38 @@ def project_(tensor: Tensor, cuts: Cuts, excess: Tensor) -> Cuts | None:
     Returns:
         The cuts that were active, or None if there were none.
     """
-    wished = _array(excess)
-    multipliers = _solution(_array(cuts.gram()), wished)
+    gram = cuts.gram()
+    multipliers = _solution(_array(gram), excess)
     active = np.flatnonzero(multipliers > 0)
     if not len(active):
         return None
     index = torch.from_numpy(active).to(tensor.device)
-    chosen = cuts if len(active) == len(wished) else cuts.chosen(index)
-    chosen.add_(tensor, torch.from_numpy(-multipliers[active]).to(tensor.device, excess.dtype))
+    chosen = cuts if len(active) == len(excess) else cuts.chosen(index)
+    chosen.add_(tensor, torch.from_numpy(-multipliers[active]).to(gram))
     return chosen
 
 
 def strip_(momentum: Momentum, cuts: Cuts) -> None:
     """Take out of a momentum what would push the weight outward along the cuts.
 
-    The optimizer moves the weight by a multiple of `-P b`, where P is its metric. The nearest
-    b in that metric with `<g_i, P b> >= 0` for all cuts is b plus a combination of the `g_i`;
-    nearest in the Euclidean sense would change most where Adam's steps are longest.
+    The optimizer moves the weight by a multiple of `-P b`, where P is its metric. It is this step
+    that is moved, as little as possible, to where `<g_i, P b> >= 0` for all cuts; and b follows.
+    Moving b as little as possible instead would move the step farthest in those entries where P
+    is largest, such as weights whose gradients have been near zero: by any amount.
     """
     buffer, metric = momentum.buffer, momentum.metric
+    step = buffer if metric is None else buffer * metric
+    gram = cuts.gram()
+    multipliers = _solution(_array(gram), -_array(cuts.products(step)))
+    if not multipliers.any():
+        return
+    weights = torch.from_numpy(multipliers).to(buffer.device, gram.dtype)
     if metric is None:
-        gram, push = cuts.gram(), cuts.products(buffer)
+        cuts.add_(buffer, weights)
     else:
-        rows = cuts.rows()
-        weighed = rows * metric.reshape(-1).to(rows.dtype)
-        gram, push = weighed @ rows.mT, weighed @ buffer.reshape(-1).to(rows.dtype)
-    multipliers = _solution(_array(gram), -_array(push))
-    if multipliers.any():
-        cuts.add_(buffer, torch.from_numpy(multipliers).to(buffer.device, gram.dtype))
+        change = torch.zeros_like(buffer, dtype=gram.dtype)
+        cuts.add_(change, weights)
+        buffer.add_((change / metric).to(buffer.dtype))
 
 
 def _solution(gram: Array, wished: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -18,7 +19,7 @@ from spectralclip._keeping import Keeping, KeptByClamp, KeptByImages, KeptByWave
 from spectralclip._layers import FoundLayer
 from spectralclip._maps import ConvMap, TransposedMap
 from spectralclip._norm_check import NormCheck, seeded
-from spectralclip._slots import BatchNorm, Slot
+from spectralclip._slots import TRANSPOSED, BatchNorm, Slot
 from spectralclip._waves import Frequencies, Taps
 
 # Kernels of so many numbers are put together into one tensor; larger ones are worth a call each.
@@ -61,7 +62,13 @@ def _by_images(layer: FoundLayer, slot: Slot | None, strip: Stripping, origin: s
         for shape in layer.in_shapes
     ]
     check = NormCheck(layer.modules, layer.in_shapes, origin)
-    return KeptByImages(layer.name, keepers, check)
+    conv = None if slot is None else _conv(slot)
+    if slot is None or conv is None or isinstance(slot.module, TRANSPOSED):
+        return KeptByImages(layer.name, keepers, check, None, 1)
+    taps, frequencies, width = _places(slot)
+    waves = WaveGroup([slot], taps, frequencies, strip, [seeded(origin)], width)
+    application = math.prod(conv.target.shape[1:]) * slot.weight.numel()
+    return KeptByImages(layer.name, keepers, check, waves, application)
 
 
 def _by_waves(
@@ -116,8 +123,8 @@ def _places(slot: Slot) -> Places:
     everywhere = Frequencies.everywhere(taps)
     if len(slot.in_shapes) > 1:
         return taps, everywhere, WIDTH
-    zeros = geometry.mode == "zeros"
-    sides = embedding_sides(conv) if zeros else tuple(conv.source.shape[1:])
+    circular = geometry.mode == "circular"
+    sides = tuple(conv.source.shape[1:]) if circular else embedding_sides(conv)
     grid = Frequencies.on_grid(
         tuple(side // step for side, step in zip(sides, geometry.stride, strict=True))
     )

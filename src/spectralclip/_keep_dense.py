@@ -13,6 +13,7 @@ from spectralclip._slots import Slot
 
 # The momentum is stripped along so many of the values that were clipped, the largest.
 MOST_STRIPPED = 8
+SLACK = 0.998
 # A norm below the bound is followed by power steps on a few vectors, beyond this size.
 POWER_STEPS, WIDTH, SMALL = 2, 4, 64
 
@@ -44,16 +45,18 @@ class DenseKeeper:
         squares, vectors = torch.linalg.eigh(gram)
         values = squares.clamp_min(0).sqrt()
         self.vectors = vectors[:, :, -self.vectors.shape[2] :].clone()
-        self.norm = min(float(values.amax()), bound)
-        most = int((values > bound).sum(1).amax())
+        # A little below, so that it is not above again at each step: the gate is cheap.
+        target = SLACK * bound
+        self.norm = min(float(values.amax()), target)
+        most = int((values > target).sum(1).amax())
         if most == 0:
             return True
         top, chosen = values[:, -most:], vectors[:, :, -most:]
-        share = (1 - bound / top).clamp_min(0)
+        share = (1 - target / top).clamp_min(0)
         other = chosen.mT @ weight if wide else weight @ chosen
         change = (chosen * share[:, None]) @ other if wide else (other * share[:, None]) @ chosen.mT
         self.slot.write((weight - change).reshape(self.slot.kernels().shape))
-        self._strip(top, chosen, other, wide, bound)
+        self._strip(top, chosen, other, wide, target)
         return True
 
     def _matrices(self) -> Tensor:

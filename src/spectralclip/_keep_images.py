@@ -18,7 +18,7 @@ from spectralclip._affine import AffineFunction, Shape
 from spectralclip._cut_step import DenseCuts, Stripping, project_, strip_
 from spectralclip._maps import ConvMap, TransposedMap
 from spectralclip._movable import GenericWeights, conv_gradients
-from spectralclip._norm_check import LostLayer, live_operator
+from spectralclip._norm_check import LostLayer, Unrest, live_operator
 from spectralclip._operator import LinearOperator
 from spectralclip._plan import moving_names
 from spectralclip._slots import Slot
@@ -54,6 +54,7 @@ class ImageKeeper:
         self.norm, self.applications = math.nan, 0
         self.bank: Tensor | None = None
         self.idle: list[int] = []
+        self.unrest = Unrest()
 
     def state(self) -> dict[str, Any]:
         """What is remembered."""
@@ -63,6 +64,7 @@ class ImageKeeper:
             "norm": self.norm,
             "bank": self.bank,
             "idle": list(self.idle),
+            "unrest": self.unrest.state(),
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -74,6 +76,7 @@ class ImageKeeper:
         )
         self.tracker = RitzTracker(WIDTH if vectors is None else len(vectors))
         self.tracker.vectors, self.tracker.changes, self.bank = vectors, changes, bank
+        self.unrest.load_state(state["unrest"])
         self.norm, self.idle = float(state["norm"]), list(state["idle"])
 
     @torch.no_grad()
@@ -85,7 +88,7 @@ class ImageKeeper:
             return False
 
     def _step(self, bound: float) -> bool:
-        looks = 1
+        looks, bound = 1, self.unrest.lowered(bound)
         if self.tracker.vectors is None:
             op = self._operator()
             width = min(WIDTH, *op.shape)
@@ -103,6 +106,8 @@ class ImageKeeper:
             looks = 1
             top = float(seen.S[0])
             self.norm = min(top, bound)
+            if left == ROUNDS - 1:
+                self.unrest.note(top, self.norm)
             if top > bound and not left:
                 self.shrink(bound / top)
             elif top > bound or self.bank is not None:
@@ -131,7 +136,11 @@ class ImageKeeper:
             rows = torch.cat([rows, self.bank])
             values = torch.cat([values, self.bank @ point])
         moved = point.clone()
-        active = project_(moved, DenseCuts(rows), values - bound) if len(rows) else None
+        active = (
+            project_(moved, DenseCuts(rows), (values - bound).double().cpu().numpy())
+            if len(rows)
+            else None
+        )
         if self._is_linear():
             self._remember(rows, count, active)
         if active is None:
@@ -195,6 +204,8 @@ class ImageKeeper:
     @torch.no_grad()
     def shrink(self, factor: float) -> None:
         """Scale the layer, in the parameters that move."""
+        self.norm *= factor
+        self.unrest.norm *= factor
         if self._slot is not None:
             self._slot.moving.mul_(factor)
             return

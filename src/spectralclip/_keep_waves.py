@@ -6,21 +6,33 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from spectralclip._affine import Shape
 from spectralclip._cut_step import Cuts, DenseCuts, FactorCuts, Stripping, project_, strip_
+from spectralclip._norm_check import Unrest
 from spectralclip._slots import TRANSPOSED, Slot
-from spectralclip._waves import Frequencies, Taps, Waves, WaveTracker, waves_on
+from spectralclip._waves import Array, Frequencies, Taps, Waves, WaveTracker, waves_on
 
 # Vectors at each frequency; cuts at once; which values make cuts; looks after one step.
-WIDTH, MOST_CUTS, NEAR, ROUNDS, WARM_UP = 2, 24, 0.997, 6, 12
+WIDTH, MOST_CUTS, NEAR, ROUNDS = 2, 24, 0.997, 6
+# Frequencies climb after so many steps.
+CLIMBING = 2
+# What is above its bound is brought a little below it, so that it is not above at each step.
+SLACK = 0.996
+# Looks at the beginning, at most, and how little the largest value grows when they are enough.
+WARM_UP, WARM = 30, 1e-3
 # A value is looked at again while it, or where it is heading, is above this share of the bound.
 RISE, ALMOST = 1.0, 1.004
 # Multiplications above which a look takes the most promising frequencies only, how many of them
 # at least, and how fast the others are supposed to grow.
-AMPLE, LEAST, LEAST_SHARE, DRIFT = 3e7, 8, 1 / 3, 0.005
+AMPLE, LEAST, LEAST_SHARE, DRIFT = 6e6, 6, 1 / 3, 0.005
+# Then there are fewer rounds and cuts too, and a layer that should not be above its bound by more
+# than the headroom is left for some steps.
+COSTLY_ROUNDS, COSTLY_CUTS, COSTLY_ALMOST, COSTLY_SLACK = 2, 8, 1.015, 0.98
+RESTING, LONGEST_REST = 1.004, 4
 
 
 @final
@@ -29,8 +41,10 @@ class WaveGroup:
 
     Attributes:
         slots: The layers.
+        unrest: How fast each of them has been growing.
         norms: The largest singular value over all frequencies, by layer.
         work: Multiplications done so far.
+        looks: Steps at which it has looked.
     """
 
     def __init__(
@@ -50,10 +64,12 @@ class WaveGroup:
         draws = [generator for generator in generators for _ in range(self._groups)]
         self.tracker = WaveTracker((batch, rows, columns), taps, frequencies, width, like, draws)
         self.norms: dict[str, float] = {}
-        self.is_warm, self.work = False, 0.0
+        self.unrest = [Unrest() for _ in slots]
+        self.is_warm, self.work, self.looks = False, 0.0, 0
         self._look_work = 2.0 * self.tracker.columns * like.numel() / batch
         share = max(AMPLE / self._look_work, LEAST_SHARE)
         self._count = max(LEAST, math.ceil(share * self.tracker.vectors.shape[1]))
+        self.is_costly, self.rested = self._look_work > AMPLE, 0
 
     @torch.no_grad()
     def step(self, bounds: Mapping[str, float]) -> list[str]:
@@ -65,32 +81,47 @@ class WaveGroup:
         weight, rows = self._gathered().flatten(2), self._rows()
         try:
             return self._step(bounds, weight, rows)
-        except torch.linalg.LinAlgError:  # as eigenvalues of what is not finite raise
+        except RuntimeError:  # as eigenvalues of what is not finite raise
             return self._not_finite(weight, rows)
 
     def _step(self, bounds: Mapping[str, float], weight: Tensor, rows: Tensor | None) -> list[str]:
         if not self.is_warm and not self._warm_up(weight, rows):
             return self._not_finite(weight, rows)
         self.tracker.ages += 1
+        wished = [
+            unrest.lowered(bounds.get(slot.name, math.inf))
+            for slot, unrest in zip(self.slots, self.unrest, strict=True)
+        ]
+        if self.is_costly and self._may_rest(wished):
+            return []
         chosen = self.tracker.promising(self._count, DRIFT)
-        wished = [bounds.get(slot.name, math.inf) for slot in self.slots]
-        for left in reversed(range(ROUNDS)):
-            waves = self.tracker.look(weight, rows, chosen, move=left == ROUNDS - 1)
+        rounds = COSTLY_ROUNDS if self.is_costly else ROUNDS
+        almost = COSTLY_ALMOST if self.is_costly else ALMOST
+        for left in reversed(range(rounds)):
+            first = left == rounds - 1
+            waves = self.tracker.look(
+                weight, rows, chosen, move=first and self.looks % CLIMBING == 0
+            )
+            self.looks += first
             self._count_work(chosen)
-            tops = waves.S[:, :, 0].amax(1).reshape(len(self.slots), -1)
-            limits = (waves.S[:, :, 0] + RISE * waves.rise).amax(1).reshape(tops.shape)
-            seen, possible = torch.stack((tops.amax(1), limits.amax(1))).tolist()
+            tops = waves.S[:, :, 0].max(1).reshape(len(self.slots), -1)
+            limits = (waves.S[:, :, 0] + RISE * waves.rise).max(1).reshape(tops.shape)
+            seen, possible = tops.max(1).tolist(), limits.max(1).tolist()
             if not all(map(math.isfinite, seen)):
                 return self._not_finite(weight, rows)
             self.tracker.keep(waves)
             self._latest, again = waves, False
+            if first:
+                self._note(seen, wished)
             for index, (slot, bound) in enumerate(zip(self.slots, wished, strict=True)):
                 self.norms[slot.name] = min(seen[index], bound)
-                if seen[index] > bound and left:
-                    self._clip(index, waves, bound, weight, rows, first=left == ROUNDS - 1)
+                crowded = self.is_costly and self._is_crowded(index, waves, bound)
+                if seen[index] > bound and left and not crowded:
+                    self._clip(index, waves, bound, weight, rows, first=first)
                 elif seen[index] > bound:
-                    self._scale(index, tops[index], bound, weight)
-                again |= max(seen[index], possible[index]) > ALMOST * bound
+                    slack = COSTLY_SLACK if self.is_costly else 1.0
+                    self._scale(index, tops[index], slack * bound, weight)
+                again |= max(seen[index], possible[index]) > almost * bound
             if not again:
                 break
             rows = self._rows()
@@ -99,7 +130,10 @@ class WaveGroup:
     @torch.no_grad()
     def shrink(self, index: int, factor: float) -> None:
         """Scale one of the layers."""
+        name = self.slots[index].name
         self.slots[index].moving.mul_(factor)
+        self.norms[name] *= factor
+        self.unrest[index].norm *= factor
 
     def images(self, index: int, in_shape: Shape, before: Shape, *, closed: bool) -> Tensor | None:
         """The leading wave of a layer as inputs of this shape: `(2, *in_shape)`.
@@ -115,12 +149,11 @@ class WaveGroup:
             return None
         values = waves.S[self._own(index), :, 0]
         kernel, place = divmod(int(values.argmax()), values.shape[1])
-        which = torch.tensor([index * self._groups + kernel], device=values.device)
-        where = torch.tensor([place * waves.S.shape[2]], device=values.device)
-        _, right = waves.cuts(which, where)
+        which = index * self._groups + kernel
+        _, right = waves.cuts(np.array([which]), np.array([place * waves.S.shape[2]]))
         columns = right[0].reshape(2, -1, len(self._taps.steps))
-        chosen = place if waves.chosen is None else int(waves.chosen[which[0], place])
-        frequency = self.tracker.frequencies[which[0], chosen]
+        chosen = place if waves.chosen is None else int(waves.chosen[which, place])
+        frequency = torch.from_numpy(self.tracker.frequencies[which, chosen])
         if closed:
             steps = torch.tensor(in_shape[1:]) // torch.tensor(self._taps.stride)
             turn = (2 * math.pi / steps).to(frequency)
@@ -138,24 +171,47 @@ class WaveGroup:
         tracker, name = self.tracker, self.slots[index].name
         return {
             "vectors": tracker.vectors[own].clone(),
-            "frequencies": tracker.frequencies[own].clone(),
-            "values": tracker.values[own].clone(),
-            "ages": tracker.ages[own].clone(),
+            "frequencies": torch.from_numpy(tracker.frequencies[own].copy()),
+            "values": torch.from_numpy(tracker.values[own].copy()),
+            "ages": torch.from_numpy(tracker.ages[own].copy()),
             "is_warm": self.is_warm,
             "norm": self.norms.get(name),
+            "unrest": self.unrest[index].state(),
+            "rested": self.rested,
+            "looks": self.looks,
         }
 
     def load_state(self, index: int, state: Mapping[str, Any]) -> None:
         """Go on from there with one of the layers."""
         own, tracker = self._own(index), self.tracker
-        tracker.vectors, tracker.values = tracker.vectors.clone(), tracker.values.clone()
+        tracker.vectors = tracker.vectors.clone()
         tracker.vectors[own] = state["vectors"].to(tracker.vectors)
-        tracker.values[own] = state["values"].to(tracker.values)
-        tracker.ages[own] = state["ages"].to(tracker.ages)
-        tracker.move_to(own, state["frequencies"])
+        tracker.values[own] = state["values"].cpu().numpy()
+        tracker.ages[own] = state["ages"].cpu().numpy()
+        tracker.move_to(own, state["frequencies"].cpu().numpy())
         self.is_warm = bool(state["is_warm"])
+        self.unrest[index].load_state(state["unrest"])
+        self.rested, self.looks = int(state["rested"]), int(state["looks"])
         if state["norm"] is not None:
             self.norms[self.slots[index].name] = float(state["norm"])
+
+    def _may_rest(self, bounds: Sequence[float]) -> bool:
+        """Whether no layer should be far above its bound after another step."""
+        steps = self.rested + 1
+        if steps >= LONGEST_REST or any(math.isnan(unrest.norm) for unrest in self.unrest):
+            return False
+        for unrest, bound in zip(self.unrest, bounds, strict=True):
+            if unrest.norm * (1 + unrest.growth * steps) > RESTING * bound:
+                return False
+        self.rested += 1
+        return True
+
+    def _note(self, seen: Sequence[float], bounds: Sequence[float]) -> None:
+        """Remember how fast the layers grow, and where they will be."""
+        slack = COSTLY_SLACK if self.is_costly else SLACK
+        for unrest, top, bound in zip(self.unrest, seen, bounds, strict=True):
+            unrest.note(top, slack * bound if top > bound else top, 1 + self.rested)
+        self.rested = 0
 
     def _own(self, index: int) -> slice:
         return slice(index * self._groups, (index + 1) * self._groups)
@@ -176,13 +232,15 @@ class WaveGroup:
         for _ in range(WARM_UP):
             waves = self.tracker.look(weight, rows, move=True)
             self._count_work(None)
-            if not bool(torch.isfinite(waves.S).all()):
+            if not np.isfinite(waves.S).all():
                 return False
             self.tracker.keep(waves)
+            if waves.rise.max() <= WARM * waves.S.max():
+                break
         self.is_warm = True
         return True
 
-    def _count_work(self, chosen: Tensor | None) -> None:
+    def _count_work(self, chosen: Array | None) -> None:
         share = 1.0 if chosen is None else chosen.shape[1] / self.tracker.vectors.shape[1]
         self.work += share * self._look_work * len(self.tracker.vectors)
 
@@ -205,13 +263,15 @@ class WaveGroup:
     ) -> None:
         """Project one layer onto the cuts of its largest values."""
         slot, own = self.slots[index], self._own(index)
-        values = waves.S[own].flatten()
-        each = values.numel() // self._groups
-        values, where = values.topk(min(MOST_CUTS, values.numel()))
-        near = values > NEAR * bound
-        values, where = values[near], where[near]
-        kernel = torch.div(where, each, rounding_mode="floor")
-        left, right = waves.cuts(kernel + own.start, where % each)
+        found = waves.S[own].ravel()
+        each = found.size // self._groups
+        most = COSTLY_CUTS if self.is_costly else MOST_CUTS
+        where = np.argsort(-found, kind="stable")[:most]
+        aim = bound * (COSTLY_SLACK if self.is_costly else SLACK)
+        where = where[found[where] > NEAR * aim]
+        left, right = waves.cuts(where // each + own.start, where % each)
+        kernel = torch.from_numpy(where // each).to(left.device)
+        values = torch.from_numpy(found[where]).to(left)
         cuts: Cuts
         if slot.gamma is not None:
             cuts, target = self._gamma_cuts(slot.gamma, kernel, left, values), slot.gamma.detach()
@@ -219,10 +279,18 @@ class WaveGroup:
             if rows is not None:
                 left = left * rows[own][kernel][:, None]
             cuts, target = FactorCuts(kernel, self._groups, left, right), weight[own]
-        active = project_(target, cuts, values - bound)
+        active = project_(target, cuts, found[where] - aim)
         self._store(index, weight)
         if active is not None and first:
             self._stripping(slot.moving, lambda momentum: strip_(momentum, active))
+
+    def _is_crowded(self, index: int, waves: Waves, bound: float) -> bool:
+        """Whether too many values are above for cuts to be worth while.
+
+        As in wide layers with random weights, whose values crowd below the largest: there a small
+        scale of everything costs least.
+        """
+        return int((waves.S[self._own(index)] > bound).sum()) > COSTLY_CUTS
 
     def _gamma_cuts(self, gamma: Tensor, kernel: Tensor, left: Tensor, values: Tensor) -> Cuts:
         """Gradients in a batch norm's factor: that of a value s is `s |u_o|^2 / gamma_o`."""
@@ -232,9 +300,9 @@ class WaveGroup:
         factor = gamma.detach().to(shares.dtype)
         return DenseCuts(torch.where(factor == 0, 0, whole.flatten(1) / factor))
 
-    def _scale(self, index: int, tops: Tensor, bound: float, weight: Tensor) -> None:
+    def _scale(self, index: int, tops: Array, bound: float, weight: Tensor) -> None:
         """What always helps, where cuts have not been enough: shrink the kernels above."""
-        factors = (bound / tops).clamp_max(1.0)
+        factors = torch.from_numpy(np.minimum(bound / tops, 1.0)).to(weight)
         gamma = self.slots[index].gamma
         if gamma is None:
             weight[self._own(index)] *= factors[:, None, None]

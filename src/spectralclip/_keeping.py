@@ -22,15 +22,23 @@ from spectralclip._slots import Slot
 
 # How a layer's own norm is looked at beside its estimates, and how often the cheaper way.
 Look: TypeAlias = Literal["none", "follow", "search"]
-FOLLOWED = 4
+FOLLOWED, COSTLY_FOLLOWED = 4, 24
+# Multiplications of an application that is cheap.
+CHEAP = 2e7
 # Below this share of the bound one vector is enough, and all are refreshed after so many steps.
 FAR, REFRESHED = 0.9, 8
 
 
 class Keeping(ABC):
-    """One or several layers, and what follows them."""
+    """One or several layers, and what follows them.
+
+    Attributes:
+        names: The layers.
+        application_work: Multiplications of one application of one of them.
+    """
 
     names: tuple[str, ...]
+    application_work = 0.0
 
     @abstractmethod
     def step(self, bounds: Mapping[str, float], headroom: float, look: Look) -> Sequence[str]:
@@ -58,7 +66,8 @@ class Keeping(ABC):
         turn = step + zlib.crc32(self.names[0].encode())
         if every and (step == 1 or turn % every == 0):
             return "search"
-        return "follow" if every and turn % FOLLOWED == 0 else "none"
+        followed = FOLLOWED if self.application_work <= CHEAP else COSTLY_FOLLOWED
+        return "follow" if every and turn % followed == 0 else "none"
 
 
 @final
@@ -104,7 +113,7 @@ class KeptByWaves(Keeping):
         self.names = tuple(slot.name for slot in group.slots)
         self._group, self._checks, self._conv = group, checks, conv
         positions = 1 if conv is None else math.prod(conv.target.shape[1:])
-        self._application = positions * group.slots[0].weight.numel()
+        self.application_work = float(positions * group.slots[0].weight.numel())
 
     def step(self, bounds: Mapping[str, float], headroom: float, look: Look) -> Sequence[str]:
         checks = self._checks
@@ -154,7 +163,7 @@ class KeptByWaves(Keeping):
     def applications(self) -> float:
         """By multiplications, and what the checks cost."""
         checks = sum(check.applications for check in self._checks.values())
-        return self._group.work / self._application + checks
+        return self._group.work / self.application_work + checks
 
 
 @final
@@ -162,12 +171,22 @@ class KeptByImages(Keeping):
     """A layer followed by images, at each of its input shapes.
 
     Far below its bound it is followed at its own size, by one vector; near the bound by several,
-    which may be on smaller images.
+    which may be on smaller images. Inside an image any convolution acts on plane waves: these go
+    first, so that images have to deal with the borders only.
     """
 
-    def __init__(self, name: str, keepers: Sequence[ImageKeeper], check: NormCheck) -> None:
-        self.names, self._keepers, self._check = (name,), keepers, check
+    def __init__(
+        self,
+        name: str,
+        keepers: Sequence[ImageKeeper],
+        check: NormCheck,
+        waves: WaveGroup | None,
+        application: int,
+    ) -> None:
+        """Begin; `application` is the number of multiplications of one."""
+        self.names, self._keepers, self._check, self._waves = (name,), keepers, check, waves
         self._norm, self._steps = math.nan, 0
+        self.application_work = float(application)
 
     def step(self, bounds: Mapping[str, float], headroom: float, look: Look) -> Sequence[str]:
         bound = bounds[self.names[0]]
@@ -175,6 +194,8 @@ class KeptByImages(Keeping):
         self._steps += 1
         is_far = self._norm < FAR * aim and look != "search"
         is_due = not is_far or self._steps % REFRESHED == 0
+        if is_due and self._waves is not None and self._waves.step({self.names[0]: aim}):
+            return self.names
         if is_due and not all([keeper.step(aim) for keeper in self._keepers]):
             return self.names
         known = max(keeper.norm for keeper in self._keepers)
@@ -195,20 +216,25 @@ class KeptByImages(Keeping):
 
     def states(self) -> dict[str, Any]:
         images = [keeper.state() for keeper in self._keepers]
-        own = {"norm": self._norm, "steps": self._steps}
+        waves = None if self._waves is None else self._waves.state(0)
+        own = {"norm": self._norm, "steps": self._steps, "waves": waves}
         return {self.names[0]: {"images": images, "check": self._check.state(), **own}}
 
     def load_states(self, states: Mapping[str, Any]) -> None:
         for state in states.values():
             self._norm, self._steps = float(state["norm"]), int(state["steps"])
+            if self._waves is not None:
+                self._waves.load_state(0, state["waves"])
             for keeper, images in zip(self._keepers, state["images"], strict=True):
                 keeper.load_state(images)
             self._check.load_state(state["check"])
 
     @property
     def applications(self) -> float:
-        """Of vectors, large and small."""
-        return sum(k.applications * k.share for k in self._keepers) + self._check.applications
+        """Of vectors, large and small; of waves by multiplications."""
+        images = sum(keeper.applications * keeper.share for keeper in self._keepers)
+        waves = 0.0 if self._waves is None else self._waves.work / self.application_work
+        return images + waves + self._check.applications
 
 
 @final

@@ -23,6 +23,7 @@ from spectralclip._candidates import (
 )
 from spectralclip._explicit import KNOWN_AFFINE, is_plain
 from spectralclip._forward_pass import left_as_it_was, unwrapped, watch
+from spectralclip._fsdp import unhooked
 from spectralclip._graph import Call, chains, direct_readers, distinct_shapes, follows, tensors_in
 
 ExampleInputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
@@ -168,7 +169,7 @@ def _survey(model: nn.Module, example_inputs: ExampleInputs) -> _Survey:
     possible = {module: name for name, module in candidates(model)}
     between = {module: name for name, module in connectors(model) if module not in possible}
     # A module that carries hooks is not taken at its word, and ours are hooks too.
-    known = {module: is_plain(module, *KNOWN_AFFINE) for module in possible}
+    known = {module: is_plain(unhooked(module), *KNOWN_AFFINE) for module in possible}
     open_ = [m for m in possible if not isinstance(m, torch.jit.ScriptModule)]
     containers = [module for module in open_ if is_container(module)]
     whole = [module for module in (*open_, *between) if not is_container(module)]

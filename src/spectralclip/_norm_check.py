@@ -26,8 +26,47 @@ TOLERANCE, MOST_APPLICATIONS, NOISE = 1e-3, 100, 0.3
 SETTLED, FOLLOWING_ROUNDS = 5e-4, 3
 # Estimates that are off by more are not estimates.
 LEAST_RATIO, MOST_RATIO = 0.8, 1.25
+# The share of a growth that may go unseen, how low a target may become for that, and how much of
+# an unrest is left after each step.
+UNSEEN, MOST_UNSEEN, CALMING = 0.5, 0.1, 0.9
+# What is supposed before anything has been seen.
+FIRST_GROWTH = 0.01
 # How much of a caution is gone after each look that did not call for it.
-FORGETTING = 0.05
+FORGETTING = 0.2
+
+
+@final
+class Unrest:
+    """How fast a norm has been growing, from which follows how much of it goes unseen.
+
+    Vectors lag behind weights: what grows fast has grown further than they show. Fast growth, as
+    in the first steps of Adam, therefore lowers the target for a while.
+
+    Attributes:
+        norm: The norm after the last step, NaN if there was none.
+        growth: The largest relative growth in a step, lately.
+    """
+
+    def __init__(self) -> None:
+        self.norm, self.growth = math.nan, FIRST_GROWTH
+
+    def lowered(self, bound: float) -> float:
+        """What to aim at for a bound."""
+        return bound * (1 - min(UNSEEN * self.growth, MOST_UNSEEN))
+
+    def note(self, seen: float, kept: float, steps: int = 1) -> None:
+        """Take note of what was seen after so many steps, and of what was left of it."""
+        grown = 0.0 if math.isnan(self.norm) else max(0.0, seen / max(self.norm, 1e-30) - 1)
+        self.growth = max(CALMING**steps * self.growth, grown / steps)
+        self.norm = kept
+
+    def state(self) -> dict[str, float]:
+        """What is remembered."""
+        return {"norm": self.norm, "growth": self.growth}
+
+    def load_state(self, state: Mapping[str, float]) -> None:
+        """Go on from there."""
+        self.norm, self.growth = float(state["norm"]), float(state["growth"])
 
 
 @final
@@ -57,6 +96,7 @@ class NormCheck:
             thorough: Search for the norm, instead of following a vector that is known.
             hints: For each input shape, inputs that may be near the leading singular vector.
         """
+        is_first = self._draws == 0
         try:
             norm = max(
                 self._search(index)
@@ -69,8 +109,9 @@ class NormCheck:
         if math.isfinite(norm) and norm > 0 and estimate > 0:
             self.ratio = min(max(norm / estimate, LEAST_RATIO), MOST_RATIO)
             # Quick to become careful, slow to forget.
-            forgotten = self.caution + FORGETTING * (max(1.0, self.ratio) - self.caution)
-            self.caution = max(self.ratio, forgotten)
+            # What is still cold at the first look says nothing about later ones.
+            called_for = 1.0 if is_first else max(1.0, self.ratio)
+            self.caution = max(called_for, self.caution + FORGETTING * (called_for - self.caution))
         return norm
 
     def state(self) -> dict[str, Any]:

@@ -156,7 +156,7 @@ class Attachment:
             keeper.after_step(self._steps, mine)
             return keeper.norms()
 
-        found = self._sharing.carry_out(work)
+        found = self._sharing.carry_out(work, f"step {self._steps}")
         self._norms = {name: found[name] for name in self._layers if name in found}
 
     def penalty(self) -> Tensor:
@@ -220,7 +220,7 @@ class Attachment:
             targets = {name: bounds[name] for name in mine if name in bounds}
             return clip_found_layers_(mine, targets, tol=tol, certify=certify)
 
-        results = self._sharing.carry_out(work)
+        results = self._sharing.carry_out(work, "finalize()")
         self._norms |= {name: result.norm_after for name, result in results.items()}
         self.remove()
         return results

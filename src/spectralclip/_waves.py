@@ -20,13 +20,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import final
+from typing import Any, TypeAlias, final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from spectralclip._affine import Shape
+from spectralclip._complex_ritz import ritz_coefficients
 from spectralclip._fourier import folded_frequencies
+
+Array: TypeAlias = npt.NDArray[Any]
 
 # Cells of the torus of frequencies along an axis, for each step that a symbol's phase can make.
 CELLS_A_STEP, MOST_CELLS = 8, (16, 12, 5)
@@ -120,23 +125,23 @@ class Waves:
 
     Attributes:
         S: `(B, F, k)`, descending along k.
-        U: `(B, F, k, c_out)`, complex.
-        taps: `(B, F, k, 2, c_in * T)`: real and imaginary part of each right vector, as the
-            taps read it, before the rotation.
-        rotation: `(B, F, k, k)`, complex: column i turns these into the i-th right vector.
+        U: `(B, F, k, 2, c_out)`: the left vectors, real and imaginary parts.
+        taps: `(B, F, 2 k, c_in * T)`: real and imaginary parts of vectors that span the right
+            ones, as the taps read them.
+        mix: `(B, F, 2 k, 2 k)`, what turns them into the right vectors.
         rise: `(B, F)`, by how much the first value has grown within this look; the more, the
             farther it may still have to go.
-        chosen: The frequencies that these are; None for all.
+        chosen: `(B, F)`, the frequencies that these are; None for all.
     """
 
-    S: Tensor
+    S: Array
     U: Tensor
     taps: Tensor
-    rotation: Tensor
-    rise: Tensor
-    chosen: Tensor | None
+    mix: Tensor
+    rise: Array
+    chosen: Array | None
 
-    def cuts(self, kernel: Tensor, where: Tensor) -> tuple[Tensor, Tensor]:
+    def cuts(self, kernel: Array, where: Array) -> tuple[Tensor, Tensor]:
         """Gradients of chosen values in the weights of their kernels, as factors of rank two.
 
         The gradient of the i-th value is `left[i].T @ right[i]`.
@@ -148,20 +153,12 @@ class Waves:
         Returns:
             `(m, 2, c_out)` and `(m, 2, c_in * T)`.
         """
-        k = self.S.shape[-1]
-        frequency, column = where // k, where % k
-        left = torch.view_as_real(self.U[kernel, frequency, column]).movedim(-1, 1)
-        turn = self.rotation[kernel, frequency, :, column]
-        planes = self.taps[kernel, frequency]
-        real, imaginary = turn.real[:, :, None], turn.imag[:, :, None]
-        right = torch.stack(
-            (
-                (real * planes[:, :, 0] - imaginary * planes[:, :, 1]).sum(1),
-                (real * planes[:, :, 1] + imaginary * planes[:, :, 0]).sum(1),
-            ),
-            1,
-        )
-        return left, right
+        F, k = self.S.shape[1:]
+        place = torch.from_numpy(kernel * F + where // k).to(self.U.device)
+        value = torch.from_numpy(kernel * (F * k) + where).to(self.U.device)
+        left = self.U.flatten(0, 2)[value]
+        mix = self.mix.reshape(-1, 2, 2 * k)[value]
+        return left, mix @ self.taps.flatten(0, 1)[place]
 
 
 def waves_on(amplitudes: Tensor, frequency: Tensor, taps: Taps, places: Sequence[Tensor]) -> Tensor:
@@ -195,9 +192,12 @@ def waves_on(amplitudes: Tensor, frequency: Tensor, taps: Taps, places: Sequence
 class WaveTracker:
     """Warm singular vectors of B kernels at F frequencies.
 
+    What is small is kept in NumPy, whose calls are shorter; what meets the weights, in torch.
+
     Attributes:
+        vectors: `(B, F, k, 2, c_out)`: the left singular vectors, as known so far, real and
+            imaginary parts.
         frequencies: `(B, F, d)`, where it looks now.
-        vectors: `(B, F, k, c_out)`, complex: the left singular vectors, as known so far.
         values: `(B, F)`, the largest singular value at each frequency when it was last looked at.
         ages: `(B, F)`, how many steps ago that was.
     """
@@ -212,31 +212,29 @@ class WaveTracker:
         generators: Sequence[torch.Generator],
     ) -> None:
         batch, c_out, self._c_in = shape
-        device, dtype = like.device, like.dtype
-        self._count = taps.remainder_count
-        self._centers = frequencies.centers.to(device, dtype)
-        self._reach = torch.tensor(frequencies.reach).to(self._centers)
+        self._count, self._like = taps.remainder_count, like.new_empty(0)
+        self._centers, self._reach = frequencies.centers.numpy(), np.array(frequencies.reach)
         self._moves = any(frequencies.reach)
-        self._steps = taps.steps.to(device, dtype)
-        self._read = torch.nn.functional.one_hot(taps.remainders, self._count).to(device, dtype)
+        self._steps = taps.steps.numpy()
+        self._read = np.eye(self._count)[taps.remainders.numpy()]
+        self._together = self._read @ self._read.T
         self._tables: tuple[Tensor, Tensor] | None = None
         F, k = len(self._centers), min(width, c_out, self._c_in * self._count)
-        self.frequencies = self._centers.expand(batch, -1, -1).clone()
         draws = [
-            torch.randn(F, k, c_out, dtype=torch.complex128, generator=g, device="cpu")
+            torch.randn(F, k, 2, c_out, dtype=torch.float64, generator=g, device="cpu")
             for g in generators
         ]
-        precision = torch.complex64 if dtype == torch.float32 else torch.complex128
-        self.vectors = torch.stack(draws).to(device, precision)
-        self.values = torch.zeros(batch, F, device=device, dtype=dtype)
-        self.ages = torch.zeros(batch, F, device=device, dtype=dtype)
+        self.vectors = torch.stack(draws).to(like)
+        self.frequencies: Array = np.tile(self._centers, (batch, 1, 1))
+        self.values: Array = np.zeros((batch, F))
+        self.ages: Array = np.zeros((batch, F))
 
     @property
     def columns(self) -> int:
         """Real vectors that the weights are multiplied with in each half of a whole look."""
         return 2 * self.vectors.shape[1] * self.vectors.shape[2]
 
-    def promising(self, count: int, drift: float) -> Tensor | None:
+    def promising(self, count: int, drift: float) -> Array | None:
         """The frequencies that may have the largest values now: `(B, count)`, or None for all.
 
         Args:
@@ -245,12 +243,12 @@ class WaveTracker:
         """
         if count >= self.values.shape[1]:
             return None
-        top = self.values.amax(1, keepdim=True)
-        chosen = (self.values + drift * top * self.ages).topk(count, 1).indices
-        return chosen.sort(1).values
+        score = self.values + drift * self.values.max(1, keepdims=True) * self.ages
+        chosen: Array = np.sort(np.argsort(-score, axis=1, kind="stable")[:, :count], axis=1)
+        return chosen
 
     def look(
-        self, weight: Tensor, rows: Tensor | None, chosen: Tensor | None = None, *, move: bool
+        self, weight: Tensor, rows: Tensor | None, chosen: Array | None = None, *, move: bool
     ) -> Waves:
         """One step of subspace iteration at each frequency, with Rayleigh and Ritz.
 
@@ -260,123 +258,117 @@ class WaveTracker:
             chosen: The frequencies to look at, from `promising`; None for all.
             move: Let the frequencies climb.
         """
-        start = _taken(self.vectors, chosen)
-        B, F, k, c_out = start.shape
-        start = start if rows is None else start * rows[:, None, None]
-        planes = torch.stack((start.real, start.imag), 3).reshape(B, -1, c_out)
-        pulled = torch.bmm(planes, weight).reshape(B, F, k, 2, self._c_in, -1)
+        start = self._chosen_vectors(chosen)
+        B, F, k, _, c_out = start.shape
+        if rows is not None:
+            start = start * rows[:, None, None, None]
+        pulled = torch.bmm(start.reshape(B, -1, c_out), weight)
+        pulled = pulled.reshape(B, F, k, 2, self._c_in, -1)
         if move and self._moves:
             self._climb(pulled, chosen)
         down, up = self._phase_tables(chosen)
-        folded = self._folded(pulled, down)
-        before = torch.linalg.vector_norm(folded[:, :, 0], dim=-1)
-        read = self._unfolded(_orthonormal(folded), up)
-        y = torch.bmm(read.reshape(B, F * k * 2, -1), weight.mT).reshape(B, F, k, 2, c_out)
-        images = torch.complex(y[..., 0, :], y[..., 1, :])
+        v = self._folded(pulled, down)
+        read = self._unfolded(v, up).reshape(B, F, 2 * k, -1)
+        images = torch.bmm(read.flatten(1, 2), weight.mT).reshape(B, F, 2 * k, c_out)
         if rows is not None:
             images = images * rows[:, None, None]
-        squares, rotation = torch.linalg.eigh(images.conj() @ images.mT)
-        values, rotation = squares.flip(-1).clamp_min(0).sqrt(), rotation.flip(-1)
-        left = rotation.mT @ images
-        left = left / values.clamp_min(torch.finfo(values.dtype).tiny)[..., None]
-        return Waves(values, left, read, rotation, values[:, :, 0] - before, chosen)
+        flat = v.reshape(B, F, 2 * k, -1)
+        grams = torch.stack((flat @ flat.mT, images @ images.mT)).double().cpu().numpy()
+        values, mix = ritz_coefficients(grams[0], grams[1])
+        before = np.sqrt(grams[0, :, :, 0, 0] + grams[0, :, :, 1, 1])
+        mixing = torch.from_numpy(mix).to(self._like)
+        with np.errstate(divide="ignore"):
+            scale = np.where(values > 0, 1 / values, 0.0).repeat(2, -1)[..., None]
+        left = torch.from_numpy(mix * scale).to(self._like) @ images
+        left = left.reshape(B, F, k, 2, c_out)
+        return Waves(values, left, read, mixing, values[:, :, 0] - before, chosen)
 
-    def move_to(self, own: slice, frequencies: Tensor) -> None:
+    def move_to(self, own: slice, frequencies: Array) -> None:
         """Look elsewhere with some of the kernels."""
-        self.frequencies = self.frequencies.clone()
-        self.frequencies[own] = frequencies.to(self.frequencies)
+        self.frequencies[own] = frequencies
         self._tables = None
 
     def keep(self, waves: Waves) -> None:
         """Go on from what a look has found."""
         if waves.chosen is None:
-            self.vectors, self.values = waves.U, waves.S[:, :, 0]
-            self.ages.zero_()
+            self.vectors, self.values = waves.U, waves.S[:, :, 0].copy()
+            self.ages[:] = 0
             return
-        batch = torch.arange(len(waves.chosen), device=waves.chosen.device)[:, None]
-        self.vectors[batch, waves.chosen] = waves.U
+        batch = np.arange(len(waves.chosen))[:, None]
+        self.vectors[torch.from_numpy(batch), torch.from_numpy(waves.chosen)] = waves.U
         self.values[batch, waves.chosen] = waves.S[:, :, 0]
         self.ages[batch, waves.chosen] = 0
 
-    def _phase_tables(self, chosen: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _chosen_vectors(self, chosen: Array | None) -> Tensor:
+        if chosen is None:
+            return self.vectors
+        batch = torch.arange(len(chosen))[:, None]
+        return self.vectors[batch, torch.from_numpy(chosen)]
+
+    def _phase_tables(self, chosen: Array | None) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the taps' phases: `(B, F, T, 2 R)`, and `(B, F, R, 2 T)`."""
         if self._tables is not None and chosen is None:
             return self._tables
         angles = _taken(self.frequencies, chosen) @ self._steps.T
-        both = torch.stack((angles.cos(), angles.sin()), -1)
-        down = (both[..., None] * self._read[:, None, :]).flatten(-2)
-        up = (self._read.T[:, None, :] * both.mT[..., None, :, :]).flatten(-2)
+        both = np.stack((np.cos(angles), np.sin(angles)), -1)  # (B, F, T, 2)
+        down = both[..., None] * self._read[:, None, :]
+        up = np.swapaxes(self._read, 0, 1)[:, None, :] * np.swapaxes(both, -1, -2)[..., None, :, :]
+        B, F, T = angles.shape
+        tables = (
+            torch.from_numpy(down.reshape(B, F, T, -1)).to(self._like),
+            torch.from_numpy(up.reshape(B, F, self._count, -1)).to(self._like),
+        )
         if chosen is None:
-            self._tables = down, up
-        return down, up
+            self._tables = tables
+        return tables
 
     def _folded(self, pulled: Tensor, down: Tensor) -> Tensor:
-        """`sum_t e^{-i w q_t} z_t` over the taps of each remainder: `(B, F, k, c_in * R)`."""
+        """`sum_t e^{-i w q_t} z_t` over the taps of each remainder: `(B, F, k, 2, c_in, R)`."""
         B, F, k = pulled.shape[:3]
         parts = pulled.reshape(B, F, -1, pulled.shape[-1]) @ down
         parts = parts.reshape(B, F, k, 2, self._c_in, 2, self._count)
-        real = parts[:, :, :, 0, :, 0] + parts[:, :, :, 1, :, 1]
-        imaginary = parts[:, :, :, 1, :, 0] - parts[:, :, :, 0, :, 1]
-        return torch.complex(real, imaginary).flatten(-2)
+        (zc, zs), (yc, ys) = (parts[:, :, :, a].unbind(-2) for a in (0, 1))
+        return torch.stack((zc + ys, yc - zs), 3)
 
     def _unfolded(self, v: Tensor, up: Tensor) -> Tensor:
-        """`e^{i w q_t} v[r_t]` for each tap, as planes: `(B, F, k, 2, c_in * T)`."""
+        """`e^{i w q_t} v[r_t]` for each tap: `(B, F, k, 2, c_in, T)`."""
         B, F, k = v.shape[:3]
-        planes = torch.stack((v.real, v.imag), 3).reshape(B, F, -1, self._count)
-        parts = (planes @ up).reshape(B, F, k, 2, self._c_in, 2, -1)
-        real = parts[:, :, :, 0, :, 0] - parts[:, :, :, 1, :, 1]
-        imaginary = parts[:, :, :, 1, :, 0] + parts[:, :, :, 0, :, 1]
-        return torch.stack((real, imaginary), 3).flatten(-2)
+        parts = (v.reshape(B, F, -1, self._count) @ up).reshape(B, F, k, 2, self._c_in, 2, -1)
+        (zc, zs), (yc, ys) = (parts[:, :, :, a].unbind(-2) for a in (0, 1))
+        return torch.stack((zc - ys, yc + zs), 3)
 
-    def _climb(self, pulled: Tensor, chosen: Tensor | None) -> None:
+    def _climb(self, pulled: Tensor, chosen: Array | None) -> None:
         """Move each frequency towards where its first left vector u has more.
 
         For a fixed u, `g(w) = ||S(w)^H u||^2` is a trigonometric polynomial whose coefficients
-        are inner products of the taps' `W_t^T u`, which are there already: Newton's step along
-        each axis costs no application.
+        are inner products of the taps' `z_t = W_t^T u`, which are there already: Newton's step
+        along each axis costs no application.
         """
         frequencies = _taken(self.frequencies, chosen)
-        centers = self._centers if chosen is None else self._centers[chosen]
-        first = pulled[:, :, 0]
-        z = torch.complex(first[:, :, 0], first[:, :, 1])  # (B, F, c_in, T)
-        angles = frequencies @ self._steps.T
-        turned = z * torch.polar(torch.ones_like(angles), -angles)[..., None, :]
-        products = (turned.mT @ turned.conj()) * (self._read @ self._read.T)
+        first = pulled[:, :, 0]  # (B, F, 2, c_in, T)
+        stacked = first.flatten(2, 3)
+        crossed = first[:, :, 0].mT @ first[:, :, 1]
+        both = torch.stack((stacked.mT @ stacked, crossed)).double().cpu().numpy()
+        inner = both[0] + 1j * (np.swapaxes(both[1], -1, -2) - both[1])  # <z_t', z_t>
+        turn = np.exp(-1j * (frequencies @ self._steps.T))
+        products = turn[..., :, None] * inner * turn.conj()[..., None, :] * self._together
         along = products.sum(-1)
         slope = 2 * (along.imag @ self._steps)
-        bend = -2 * (along.real @ self._steps.square())
+        bend = -2 * (along.real @ self._steps**2)
         bend += 2 * ((products.real @ self._steps) * self._steps).sum(-2)
         limit = self._reach / 4
-        newton = slope / bend.abs().clamp_min(torch.finfo(bend.dtype).tiny)
-        step = torch.where(bend < 0, newton, slope.sign() * limit)
-        moved = frequencies + step.clamp(-limit, limit)
-        moved = moved.clamp(centers - self._reach, centers + self._reach)
+        newton = slope / np.maximum(np.abs(bend), 1e-300)
+        step = np.where(bend < 0, newton, np.sign(slope) * limit)
+        moved = frequencies + np.clip(step, -limit, limit)
+        centers = self._centers if chosen is None else self._centers[chosen]
+        moved = np.clip(moved, centers - self._reach, centers + self._reach)
         if chosen is None:
             self.frequencies = moved
         else:
-            batch = torch.arange(len(chosen), device=chosen.device)[:, None]
-            self.frequencies[batch, chosen] = moved
+            self.frequencies[np.arange(len(chosen))[:, None], chosen] = moved
         self._tables = None
 
 
-def _taken(state: Tensor, chosen: Tensor | None) -> Tensor:
+def _taken(state: Array, chosen: Array | None) -> Array:
     """What belongs to the chosen frequencies of each kernel."""
-    if chosen is None:
-        return state
-    batch = torch.arange(len(chosen), device=chosen.device)[:, None]
-    return state[batch, chosen]
-
-
-def _orthonormal(rows: Tensor) -> Tensor:
-    """Orthonormal rows with the same span, by a Cholesky factor of their Gram matrix."""
-    gram = rows.conj() @ rows.mT
-    k = gram.shape[-1]
-    size = gram.diagonal(dim1=-2, dim2=-1).real
-    if k == 1:
-        return rows / size.sqrt().clamp_min(torch.finfo(size.dtype).tiny)[..., None]
-    eps = torch.finfo(size.dtype).eps
-    ridge = (8 * eps * size.sum(-1)).clamp_min(torch.finfo(size.dtype).tiny)
-    shifted = gram + torch.diag_embed(ridge[..., None].expand(*ridge.shape, k)).to(gram.dtype)
-    factor, _ = torch.linalg.cholesky_ex(shifted.conj())
-    solved: Tensor = torch.linalg.solve_triangular(factor, rows, upper=False)
-    return solved
+    return state if chosen is None else state[np.arange(len(chosen))[:, None], chosen]
