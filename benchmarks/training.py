@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "training.json"
 TRIAL_RESULTS = ROOT / "runs" / "training-quick.json"
-PARTS = ("overhead", "growth", "tracker", "held")
+TIMED = ("overhead", "growth")  # one process; the others may use several
+PARTS = (*TIMED, "tracker", "held")
 
 
 def main() -> None:
@@ -49,7 +51,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a minute of each, to try it out")
     parser.add_argument("--part", choices=PARTS, help="this part alone")
     parser.add_argument("--data", type=Path, help="the folder with MNIST and CIFAR-10")
-    parser.add_argument("--processes", type=int, default=2, help="for the part without timings")
+    parser.add_argument("--processes", type=int, default=2, help="for the parts without timings")
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     arguments = parser.parse_args()
     if arguments.out is None:
@@ -76,22 +78,19 @@ def _measured(session: Session, part: str, arguments: argparse.Namespace) -> dic
 
     folder = default_folder() if arguments.data is None else arguments.data
     wall, processor = time.perf_counter(), time.process_time()
-    if part == "held":
-        found = training_held.measure(session, folder, arguments.processes)
-    else:
-        measure = {
-            "overhead": training_overhead.measure,
-            "growth": training_growth.measure,
-            "tracker": training_tracker.measure,
-        }[part]
-        found = measure(session, folder)
+    found = {
+        "overhead": partial(training_overhead.measure, session, folder),
+        "growth": partial(training_growth.measure, session),
+        "tracker": partial(training_tracker.measure, session, folder, arguments.processes),
+        "held": partial(training_held.measure, session, folder, arguments.processes),
+    }[part]()
     seconds = time.perf_counter() - wall
     return {
         "versions": _versions(),
         "machine": {"cpu": _cpu_model(), "cores": os.cpu_count(), "threads": 1},
         "seconds": seconds,
         # Near one where nothing else wanted the processor.
-        "wall_over_cpu": None if part == "held" else seconds / (time.process_time() - processor),
+        "wall_over_cpu": seconds / (time.process_time() - processor) if part in TIMED else None,
         **found,
     }
 

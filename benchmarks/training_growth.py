@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -103,7 +102,7 @@ class GrowthRow:
     applications: float  # a step and layer
 
 
-def measure(session: Session, folder: Path) -> dict[str, Any]:
+def measure(session: Session) -> dict[str, Any]:
     """Both series."""
     layers = LAYERS[:2] if session.quick else LAYERS
     sides = SIDES[:2] if session.quick else SIDES
@@ -136,7 +135,7 @@ class _Stepper:
     def __init__(self, name: str, layers: int, side: int) -> None:
         self._name, self._layers, self._side = name, layers, side
         model = seeded(lambda: stack(layers, CHANNELS), 0)
-        smaller = min(side, 32)  # where norms are nearly the same, and found sooner
+        smaller = min(side, 16)  # where norms are nearly the same, and found sooner
         example = torch.zeros(1, CHANNELS, smaller, smaller)
         scale_to_bound(model, example)
         self._growth = Growth(model, example, RATE, fresh=True)

@@ -211,9 +211,7 @@ def bounded_layers(
 
 def applications(attachment: Attachment) -> float:
     """Vectors sent through layers until now, or work worth as many."""
-    return float(
-        getattr(attachment, "applications", getattr(attachment._keeper, "applications", 0.0))
-    )
+    return float(getattr(attachment._keeper, "applications"))  # noqa: B009 (not of all keepers)
 
 
 def clip_is_due(name: str, attachment: Attachment) -> bool:

@@ -37,7 +37,8 @@ Machine: {cpu}, {cores} cores. Versions: torch {torch}, NumPy {numpy}, SciPy {sc
   convolutions are decomposed. ARPACK looks at the same layers twice in each run of ours.
 - SGD has a learning rate of 0.01 and momentum 0.9, Adam a learning rate of 1e-3. Images are
   standardized; the small convnet has three 3x3 convolutions with strides 1, 2, 2 and
-  {channels} channels, and a dense layer, and learns digits in batches of 64.
+  {channels} channels, and a dense layer, and learns digits in batches of 64. Accuracy is that on
+  4,000 test digits, or on 2,000 images of CIFAR-10 that were held out.
 """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from benchmarks.training_data import digits
 from benchmarks.training_methods import FASTCLIP, OURS, applications, attached, bounded_layers
 from benchmarks.training_models import PADDINGS, Padding, seeded, small_convnet
 from benchmarks.training_oracle import Oracle
+from benchmarks.training_pool import outcomes
 
 COMPARED = (FASTCLIP, OURS)
 OUT_OF_REACH = 1e6  # a bound that nothing comes near
@@ -27,7 +29,7 @@ WITHIN = 1e-3
 class TrackerRow:
     """One method on one padding, over all convolutions and steps."""
 
-    padding: str
+    padding: Padding
     method: str
     steps: int
     share: float  # of norms within 1e-3 of the truth
@@ -36,15 +38,17 @@ class TrackerRow:
     pairs: float  # a step and layer
 
 
-def measure(session: Session, folder: Path) -> dict[str, Any]:
+def measure(session: Session, folder: Path, processes: int) -> dict[str, Any]:
     """One training for each padding, followed by both at once: they change nothing in it."""
     paddings, steps = (PADDINGS[:1], 20) if session.quick else (PADDINGS, STEPS)
     rows: list[TrackerRow] = []
-    for padding in paddings:
-        rows += _follow(padding, steps, folder)
-        said = ", ".join(f"{r.method} {r.share:.3f} at {r.pairs:.2f}" for r in rows[-2:])
-        session.say(f"tracker: {padding}: {said}")
-    return {"warm_up": WARM_UP, "rows": [asdict(row) for row in rows]}
+    for found in outcomes(partial(_follow, steps=steps, folder=folder), paddings, processes):
+        rows += found
+        said = ", ".join(f"{r.method} {r.share:.3f} at {r.pairs:.2f} pairs" for r in found)
+        session.say(f"tracker: {found[0].padding}: {said}")
+    rows.sort(key=lambda row: PADDINGS.index(row.padding))
+    source = digits(folder).source
+    return {"images": source, "warm_up": WARM_UP, "rows": [asdict(row) for row in rows]}
 
 
 def _follow(padding: Padding, steps: int, folder: Path) -> list[TrackerRow]:
@@ -81,7 +85,7 @@ def _errors(tracked: Mapping[str, float], truth: Mapping[str, float]) -> list[fl
     return [abs(tracked[name] / norm - 1) for name, norm in truth.items()]
 
 
-def _row(padding: str, name: str, steps: int, errors: list[float], spent: float) -> TrackerRow:
+def _row(padding: Padding, name: str, steps: int, errors: list[float], spent: float) -> TrackerRow:
     return TrackerRow(
         padding,
         name,

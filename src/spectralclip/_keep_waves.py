@@ -17,7 +17,7 @@ from spectralclip._slots import TRANSPOSED, Slot
 from spectralclip._waves import Array, Frequencies, Taps, Waves, WaveTracker, waves_on
 
 # Vectors at each frequency; cuts at once; which values make cuts; looks after one step.
-WIDTH, MOST_CUTS, NEAR, ROUNDS = 2, 24, 0.997, 6
+WIDTH, MOST_CUTS, NEAR, ROUNDS = 2, 24, 0.997, 5
 # Frequencies climb after so many steps.
 CLIMBING = 2
 # What is above its bound is brought a little below it, so that it is not above at each step.
@@ -26,13 +26,12 @@ SLACK = 0.996
 WARM_UP, WARM = 30, 1e-3
 # A value is looked at again while it, or where it is heading, is above this share of the bound.
 RISE, ALMOST = 1.0, 1.004
-# Multiplications above which a look takes the most promising frequencies only, how many of them
-# at least, and how fast the others are supposed to grow.
-AMPLE, LEAST, LEAST_SHARE, DRIFT = 6e6, 6, 1 / 3, 0.005
+# Multiplications above which a look takes some of the frequencies only, and how many at least.
+AMPLE, LEAST, LEAST_SHARE = 6e6, 14, 1 / 3
 # Then there are fewer rounds and cuts too, and a layer that should not be above its bound by more
 # than the headroom is left for some steps.
-COSTLY_ROUNDS, COSTLY_CUTS, COSTLY_ALMOST, COSTLY_SLACK = 2, 8, 1.015, 0.98
-RESTING, LONGEST_REST = 1.004, 4
+COSTLY_ROUNDS, COSTLY_CUTS, COSTLY_ALMOST, COSTLY_SLACK = 2, 8, 1.015, (0.02, 0.06)
+RESTING, LONGEST_REST = 1.004, 3
 
 
 @final
@@ -45,6 +44,7 @@ class WaveGroup:
         norms: The largest singular value over all frequencies, by layer.
         work: Multiplications done so far.
         looks: Steps at which it has looked.
+        previous: The weights as they were left then.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class WaveGroup:
         self.norms: dict[str, float] = {}
         self.unrest = [Unrest() for _ in slots]
         self.is_warm, self.work, self.looks = False, 0.0, 0
+        self.previous: Tensor | None = None
         self._look_work = 2.0 * self.tracker.columns * like.numel() / batch
         share = max(AMPLE / self._look_work, LEAST_SHARE)
         self._count = max(LEAST, math.ceil(share * self.tracker.vectors.shape[1]))
@@ -81,8 +82,16 @@ class WaveGroup:
         weight, rows = self._gathered().flatten(2), self._rows()
         try:
             return self._step(bounds, weight, rows)
-        except RuntimeError:  # as eigenvalues of what is not finite raise
-            return self._not_finite(weight, rows)
+        except (RuntimeError, np.linalg.LinAlgError):  # as eigenvalues of what is not finite raise
+            lost = self._lost(weight, rows)
+            if not lost:
+                raise
+            return lost
+
+    def _lost(self, weight: Tensor, rows: Tensor | None) -> list[str]:
+        """The layers that are not finite, and what their last weights were is forgotten."""
+        self.previous = None
+        return self._not_finite(weight, rows)
 
     def _step(self, bounds: Mapping[str, float], weight: Tensor, rows: Tensor | None) -> list[str]:
         if not self.is_warm and not self._warm_up(weight, rows):
@@ -94,21 +103,24 @@ class WaveGroup:
         ]
         if self.is_costly and self._may_rest(wished):
             return []
-        chosen = self.tracker.promising(self._count, DRIFT)
+        chosen = self.tracker.promising(self._count)
+        if self.previous is not None:
+            # In place: fresh memory for large weights takes longer than the subtraction.
+            change = torch.sub(weight, self.previous, out=self.previous)
+            self.tracker.follow_drift(change, rows, chosen)
         rounds = COSTLY_ROUNDS if self.is_costly else ROUNDS
         almost = COSTLY_ALMOST if self.is_costly else ALMOST
         for left in reversed(range(rounds)):
             first = left == rounds - 1
-            waves = self.tracker.look(
-                weight, rows, chosen, move=first and self.looks % CLIMBING == 0
-            )
+            climbing = first and self.looks % CLIMBING == 0
+            waves = self.tracker.look(weight, rows, chosen, move=climbing, drift=first)
             self.looks += first
             self._count_work(chosen)
             tops = waves.S[:, :, 0].max(1).reshape(len(self.slots), -1)
             limits = (waves.S[:, :, 0] + RISE * waves.rise).max(1).reshape(tops.shape)
             seen, possible = tops.max(1).tolist(), limits.max(1).tolist()
             if not all(map(math.isfinite, seen)):
-                return self._not_finite(weight, rows)
+                return self._lost(weight, rows)
             self.tracker.keep(waves)
             self._latest, again = waves, False
             if first:
@@ -119,12 +131,15 @@ class WaveGroup:
                 if seen[index] > bound and left and not crowded:
                     self._clip(index, waves, bound, weight, rows, first=first)
                 elif seen[index] > bound:
-                    slack = COSTLY_SLACK if self.is_costly else 1.0
+                    slack = self._slack(index) if self.is_costly else 1.0
                     self._scale(index, tops[index], slack * bound, weight)
                 again |= max(seen[index], possible[index]) > almost * bound
             if not again:
                 break
             rows = self._rows()
+        if self.previous is None:
+            self.previous = torch.empty_like(weight)
+        self.previous.copy_(weight)
         return []
 
     @torch.no_grad()
@@ -179,6 +194,8 @@ class WaveGroup:
             "unrest": self.unrest[index].state(),
             "rested": self.rested,
             "looks": self.looks,
+            "drift": tracker.drift[own].clone(),
+            "previous": None if self.previous is None else self.previous[own].clone(),
         }
 
     def load_state(self, index: int, state: Mapping[str, Any]) -> None:
@@ -189,6 +206,12 @@ class WaveGroup:
         tracker.values[own] = state["values"].cpu().numpy()
         tracker.ages[own] = state["ages"].cpu().numpy()
         tracker.move_to(own, state["frequencies"].cpu().numpy())
+        tracker.drift = tracker.drift.clone()
+        tracker.drift[own] = state["drift"].to(tracker.drift)
+        if state["previous"] is not None:
+            whole = self._gathered().flatten(2).clone() if self.previous is None else self.previous
+            whole[own] = state["previous"].to(whole)
+            self.previous = whole
         self.is_warm = bool(state["is_warm"])
         self.unrest[index].load_state(state["unrest"])
         self.rested, self.looks = int(state["rested"]), int(state["looks"])
@@ -198,7 +221,7 @@ class WaveGroup:
     def _may_rest(self, bounds: Sequence[float]) -> bool:
         """Whether no layer should be far above its bound after another step."""
         steps = self.rested + 1
-        if steps >= LONGEST_REST or any(math.isnan(unrest.norm) for unrest in self.unrest):
+        if steps > LONGEST_REST - 1 or any(math.isnan(unrest.norm) for unrest in self.unrest):
             return False
         for unrest, bound in zip(self.unrest, bounds, strict=True):
             if unrest.norm * (1 + unrest.growth * steps) > RESTING * bound:
@@ -208,10 +231,20 @@ class WaveGroup:
 
     def _note(self, seen: Sequence[float], bounds: Sequence[float]) -> None:
         """Remember how fast the layers grow, and where they will be."""
-        slack = COSTLY_SLACK if self.is_costly else SLACK
-        for unrest, top, bound in zip(self.unrest, seen, bounds, strict=True):
-            unrest.note(top, slack * bound if top > bound else top, 1 + self.rested)
+        for index, (unrest, top) in enumerate(zip(self.unrest, seen, strict=True)):
+            unrest.note(top, top, 1 + self.rested)
+            unrest.norm = min(top, self._slack(index) * bounds[index])
         self.rested = 0
+
+    def _slack(self, index: int) -> float:
+        """The share of its bound to which a layer is brought that is above it.
+
+        Looking at a costly layer at each step is what costs; so it is given room for a few.
+        """
+        if not self.is_costly:
+            return SLACK
+        least, most = COSTLY_SLACK
+        return 1 - min(max(LONGEST_REST * self.unrest[index].growth, least), most)
 
     def _own(self, index: int) -> slice:
         return slice(index * self._groups, (index + 1) * self._groups)
@@ -267,7 +300,7 @@ class WaveGroup:
         each = found.size // self._groups
         most = COSTLY_CUTS if self.is_costly else MOST_CUTS
         where = np.argsort(-found, kind="stable")[:most]
-        aim = bound * (COSTLY_SLACK if self.is_costly else SLACK)
+        aim = bound * self._slack(index)
         where = where[found[where] > NEAR * aim]
         left, right = waves.cuts(where // each + own.start, where % each)
         kernel = torch.from_numpy(where // each).to(left.device)

@@ -22,7 +22,7 @@ from spectralclip._slots import Slot
 
 # How a layer's own norm is looked at beside its estimates, and how often the cheaper way.
 Look: TypeAlias = Literal["none", "follow", "search"]
-FOLLOWED, COSTLY_FOLLOWED = 4, 24
+FOLLOWED, COSTLY_FOLLOWED = 4, 48
 # Multiplications of an application that is cheap.
 CHEAP = 2e7
 # Below this share of the bound one vector is enough, and all are refreshed after so many steps.
@@ -64,10 +64,12 @@ class Keeping(ABC):
     def due(self, step: int, every: int) -> Look:
         """How to look at the layer itself now: at the first step, and then not at all at once."""
         turn = step + zlib.crc32(self.names[0].encode())
-        if every and (step == 1 or turn % every == 0):
+        costly = self.application_work > CHEAP
+        if every and (step == 1 or turn % (2 * every if costly else every) == 0):
             return "search"
-        followed = FOLLOWED if self.application_work <= CHEAP else COSTLY_FOLLOWED
-        return "follow" if every and turn % followed == 0 else "none"
+        return (
+            "follow" if every and turn % (COSTLY_FOLLOWED if costly else FOLLOWED) == 0 else "none"
+        )
 
 
 @final
@@ -114,6 +116,8 @@ class KeptByWaves(Keeping):
         self._group, self._checks, self._conv = group, checks, conv
         positions = 1 if conv is None else math.prod(conv.target.shape[1:])
         self.application_work = float(positions * group.slots[0].weight.numel())
+        for check in checks.values():
+            check.is_costly = self.application_work > CHEAP
 
     def step(self, bounds: Mapping[str, float], headroom: float, look: Look) -> Sequence[str]:
         checks = self._checks

@@ -21,7 +21,7 @@ from spectralclip._track import RitzTracker
 
 # How well a norm is found, at what price at most, and how much noise a warm start has: noise is
 # what finds values that have come up since.
-TOLERANCE, MOST_APPLICATIONS, NOISE = 1e-3, 100, 0.3
+TOLERANCE, COSTLY_TOLERANCE, MOST_APPLICATIONS, NOISE = 1e-3, 1e-2, 100, 0.3
 # A vector is followed until its value rises by no more than this share, in so many rounds at most.
 SETTLED, FOLLOWING_ROUNDS = 5e-4, 3
 # Estimates that are off by more are not estimates.
@@ -77,6 +77,7 @@ class NormCheck:
         ratio: The norm that was found, over the estimate that was at hand then.
         caution: What a bound is divided by: how far estimates have been too low, at least 1.
         applications: Vectors sent through the layer.
+        is_costly: Whether an application costs so much that less precision has to do.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class NormCheck:
         self._origin, self._draws = origin, 0
         self._trackers = [RitzTracker(1) for _ in in_shapes]
         self.ratio, self.caution, self.applications = 1.0, 1.0, 0
+        self.is_costly = False
 
     def compare(self, estimate: float, *, thorough: bool, hints: Sequence[Tensor] = ()) -> float:
         """Look, and compare with an estimate; the norm that was found.
@@ -171,7 +173,8 @@ class NormCheck:
         solver, v0 = Lanczos(max_applications=MOST_APPLICATIONS), op.input_tensor(start)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            found = svds(op, op.in_shape, 1, tol=TOLERANCE, solver=solver, v0=v0)
+            tol = COSTLY_TOLERANCE if self.is_costly else TOLERANCE
+            found = svds(op, op.in_shape, 1, tol=tol, solver=solver, v0=v0)
         self.applications += found.applications + 1
         tracker.start(op.input_rows(found.V))
         return float(found.S[0])

@@ -34,7 +34,7 @@ from spectralclip._fourier import folded_frequencies
 Array: TypeAlias = npt.NDArray[Any]
 
 # Cells of the torus of frequencies along an axis, for each step that a symbol's phase can make.
-CELLS_A_STEP, MOST_CELLS = 8, (16, 12, 5)
+CELLS_A_STEP, MOST_CELLS = 8, (16, 10, 5)
 
 
 @final
@@ -197,6 +197,7 @@ class WaveTracker:
     Attributes:
         vectors: `(B, F, k, 2, c_out)`: the left singular vectors, as known so far, real and
             imaginary parts.
+        drift: `(B, F, 2, c_out)`: the leading left vectors of the weights' last changes.
         frequencies: `(B, F, d)`, where it looks now.
         values: `(B, F)`, the largest singular value at each frequency when it was last looked at.
         ages: `(B, F)`, how many steps ago that was.
@@ -225,6 +226,7 @@ class WaveTracker:
             for g in generators
         ]
         self.vectors = torch.stack(draws).to(like)
+        self.drift = self.vectors[:, :, -1].clone()
         self.frequencies: Array = np.tile(self._centers, (batch, 1, 1))
         self.values: Array = np.zeros((batch, F))
         self.ages: Array = np.zeros((batch, F))
@@ -234,21 +236,55 @@ class WaveTracker:
         """Real vectors that the weights are multiplied with in each half of a whole look."""
         return 2 * self.vectors.shape[1] * self.vectors.shape[2]
 
-    def promising(self, count: int, drift: float) -> Array | None:
-        """The frequencies that may have the largest values now: `(B, count)`, or None for all.
+    def promising(self, count: int) -> Array | None:
+        """Some frequencies to look at: `(B, count)`, or None for all.
 
-        Args:
-            count: How many of them.
-            drift: The share of the largest value by which others may grow in a step.
+        Half of them have the largest values, as far as that is known; the others have not been
+        looked at for longest, since what is known of them is out of date.
         """
         if count >= self.values.shape[1]:
             return None
-        score = self.values + drift * self.values.max(1, keepdims=True) * self.ages
-        chosen: Array = np.sort(np.argsort(-score, axis=1, kind="stable")[:, :count], axis=1)
+        largest = np.argsort(-self.values, axis=1, kind="stable")[:, : (count + 1) // 2]
+        ages = self.ages.copy()
+        np.put_along_axis(ages, largest, -1.0, axis=1)
+        oldest = np.argsort(-ages, axis=1, kind="stable")[:, : count // 2]
+        chosen: Array = np.sort(np.concatenate((largest, oldest), axis=1), axis=1)
         return chosen
 
+    def follow_drift(self, change: Tensor, rows: Tensor | None, chosen: Array | None) -> None:
+        """One power step on the change of the weights since the last look.
+
+        What is about to be large is where the weights are heading. Their own vectors would notice
+        it late, since it begins with next to no share in them; but changes are alike from step to
+        step, and nearly of low rank, so that a single vector finds their direction.
+        """
+        start = self._of_chosen(self.drift, chosen)
+        B, F, _, c_out = start.shape
+        if rows is not None:
+            start = start * rows[:, None, None]
+        pulled = torch.bmm(start.reshape(B, -1, c_out), change)
+        down, up = self._phase_tables(chosen)
+        v = self._folded(pulled.reshape(B, F, 1, 2, self._c_in, -1), down)
+        read = self._unfolded(v, up)
+        found = torch.bmm(read.reshape(B, F * 2, -1), change.mT).reshape(B, F, 2, c_out)
+        if rows is not None:
+            found = found * rows[:, None, None]
+        size = torch.linalg.vector_norm(found, dim=(2, 3), keepdim=True)
+        found = torch.where(size > 0, found / size, self._of_chosen(self.drift, chosen))
+        if chosen is None:
+            self.drift = found
+        else:
+            batch = torch.arange(len(chosen))[:, None]
+            self.drift[batch, torch.from_numpy(chosen)] = found
+
     def look(
-        self, weight: Tensor, rows: Tensor | None, chosen: Array | None = None, *, move: bool
+        self,
+        weight: Tensor,
+        rows: Tensor | None,
+        chosen: Array | None = None,
+        *,
+        move: bool,
+        drift: bool = False,
     ) -> Waves:
         """One step of subspace iteration at each frequency, with Rayleigh and Ritz.
 
@@ -257,9 +293,13 @@ class WaveTracker:
             rows: `(B, c_out)`, what the outputs are multiplied with, as by a batch norm.
             chosen: The frequencies to look at, from `promising`; None for all.
             move: Let the frequencies climb.
+            drift: Put the drift in the place of the last vector.
         """
-        start = self._chosen_vectors(chosen)
+        start = self._of_chosen(self.vectors, chosen)
         B, F, k, _, c_out = start.shape
+        if drift and k > 1:
+            heading = self._of_chosen(self.drift, chosen)
+            start = torch.cat((start[:, :, :-1], heading[:, :, None]), 2)
         if rows is not None:
             start = start * rows[:, None, None, None]
         pulled = torch.bmm(start.reshape(B, -1, c_out), weight)
@@ -299,11 +339,11 @@ class WaveTracker:
         self.values[batch, waves.chosen] = waves.S[:, :, 0]
         self.ages[batch, waves.chosen] = 0
 
-    def _chosen_vectors(self, chosen: Array | None) -> Tensor:
+    def _of_chosen(self, vectors: Tensor, chosen: Array | None) -> Tensor:
         if chosen is None:
-            return self.vectors
+            return vectors
         batch = torch.arange(len(chosen))[:, None]
-        return self.vectors[batch, torch.from_numpy(chosen)]
+        return vectors[batch, torch.from_numpy(chosen)]
 
     def _phase_tables(self, chosen: Array | None) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the taps' phases: `(B, F, T, 2 R)`, and `(B, F, R, 2 T)`."""

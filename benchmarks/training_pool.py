@@ -1,0 +1,21 @@
+"""Runs beside each other, where nothing is timed."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+
+Task = TypeVar("Task")
+Outcome = TypeVar("Outcome")
+
+
+def outcomes(
+    function: Callable[[Task], Outcome], tasks: Sequence[Task], processes: int
+) -> Iterator[Outcome]:
+    """What the function makes of each task, as it comes, from processes of one thread each."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(processes, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        yield from pool.imap_unordered(function, tasks)
