@@ -22,6 +22,12 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
+# The packages that the library integrates with are large: only test-all needs them.
+INTEGRATIONS := .venv/.integrations
+$(INTEGRATIONS): $(STAMP)
+	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[dev,integrations]"
+	touch $@
+
 lint: $(STAMP) ## Check style, formatting, types and the direction of imports
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -31,16 +37,17 @@ lint: $(STAMP) ## Check style, formatting, types and the direction of imports
 test: lint ## Lint, then run the tests except those marked slow
 	$(PYTEST) -m "not slow"
 
-test-all: lint ## Lint, then run every test
+test-all: $(INTEGRATIONS) lint ## Lint, then run every test, those of the integrations included
 	$(PYTEST)
 
 demo: $(STAMP) ## Show the library at work
 	$(BIN)/python -m spectralclip.demo
 
-bench: $(STAMP) ## Measure extraction, bounds and clipping side by side with their peers
+bench: $(STAMP) ## Measure extraction, bounds, clipping and training side by side with their peers
 	$(BIN)/python -m benchmarks.extraction
 	$(BIN)/python -m benchmarks.bounds
 	$(BIN)/python -m benchmarks.clipping
+	$(BIN)/python -m benchmarks.training
 
 format: $(STAMP) ## Fix formatting and what the linter can fix
 	$(BIN)/ruff check --fix

@@ -93,7 +93,12 @@ def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("name", MODULES)
 def test_docstring_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    module = importlib.import_module(name)
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        if not name.startswith("spectralclip.integrations."):
+            raise
+        pytest.skip(str(error))
     with torch.random.fork_rng(devices=[]):
         result = doctest.testmod(
             module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

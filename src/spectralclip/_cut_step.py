@@ -159,9 +159,10 @@ def strip_(momentum: Momentum, cuts: Cuts) -> None:
     buffer, metric = momentum.buffer, momentum.metric
     step = buffer if metric is None else buffer * metric
     gram = cuts.gram()
-    multipliers = _solution(_array(gram), -_array(cuts.products(step)))
-    if not multipliers.any():
+    push = -_array(cuts.products(step))
+    if not (push > 0).any():
         return
+    multipliers = _solution(_array(gram), push)
     weights = torch.from_numpy(multipliers).to(buffer.device, gram.dtype)
     if metric is None:
         cuts.add_(buffer, weights)
@@ -173,11 +174,16 @@ def strip_(momentum: Momentum, cuts: Cuts) -> None:
 
 def _solution(gram: Array, wished: Array) -> Array:
     """Non-negative multipliers, from a first guess that is often right."""
+    if len(wished) == 1:
+        single: Array = np.maximum(wished, 0) / max(float(gram[0, 0]), 1e-300)
+        return single
     ridge = 1e-10 * max(float(gram.diagonal().max(initial=0.0)), 1e-300)
     try:
         guess = np.linalg.solve(gram + ridge * np.eye(len(gram)), wished)
     except np.linalg.LinAlgError:
         guess = np.zeros_like(wished)
+    if (guess >= 0).all():
+        return guess.astype(np.float64)
     return solve_nonnegative(gram, wished, np.maximum(guess, 0))
 
 

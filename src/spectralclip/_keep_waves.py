@@ -25,13 +25,13 @@ SLACK = 0.996
 # Looks at the beginning, at most, and how little the largest value grows when they are enough.
 WARM_UP, WARM = 30, 1e-3
 # A value is looked at again while it, or where it is heading, is above this share of the bound.
-RISE, ALMOST = 1.0, 1.004
+RISE, ALMOST = 1.0, 1.012
 # Multiplications above which a look takes some of the frequencies only, and how many at least.
 AMPLE, LEAST, LEAST_SHARE = 6e6, 14, 1 / 3
 # Then there are fewer rounds and cuts too, and a layer that should not be above its bound by more
 # than the headroom is left for some steps.
 COSTLY_ROUNDS, COSTLY_CUTS, COSTLY_ALMOST, COSTLY_SLACK = 2, 8, 1.015, (0.02, 0.06)
-RESTING, LONGEST_REST = 1.004, 3
+RESTING, LONGEST_REST, SHORT_REST, CLOSE = 1.004, 3, 2, 0.97
 
 
 @final
@@ -101,10 +101,11 @@ class WaveGroup:
             unrest.lowered(bounds.get(slot.name, math.inf))
             for slot, unrest in zip(self.slots, self.unrest, strict=True)
         ]
-        if self.is_costly and self._may_rest(wished):
+        if self._may_rest(wished):
             return []
         chosen = self.tracker.promising(self._count)
-        if self.previous is not None:
+        heading = self.is_costly or self.looks % 2 == 1
+        if heading and self.previous is not None:
             # In place: fresh memory for large weights takes longer than the subtraction.
             change = torch.sub(weight, self.previous, out=self.previous)
             self.tracker.follow_drift(change, rows, chosen)
@@ -113,7 +114,7 @@ class WaveGroup:
         for left in reversed(range(rounds)):
             first = left == rounds - 1
             climbing = first and self.looks % CLIMBING == 0
-            waves = self.tracker.look(weight, rows, chosen, move=climbing, drift=first)
+            waves = self.tracker.look(weight, rows, chosen, move=climbing, drift=first and heading)
             self.looks += first
             self._count_work(chosen)
             tops = waves.S[:, :, 0].max(1).reshape(len(self.slots), -1)
@@ -137,9 +138,9 @@ class WaveGroup:
             if not again:
                 break
             rows = self._rows()
-        if self.previous is None:
-            self.previous = torch.empty_like(weight)
-        self.previous.copy_(weight)
+        if heading or self.previous is None:
+            self.previous = torch.empty_like(weight) if self.previous is None else self.previous
+            self.previous.copy_(weight)
         return []
 
     @torch.no_grad()
@@ -221,11 +222,16 @@ class WaveGroup:
     def _may_rest(self, bounds: Sequence[float]) -> bool:
         """Whether no layer should be far above its bound after another step."""
         steps = self.rested + 1
-        if steps > LONGEST_REST - 1 or any(math.isnan(unrest.norm) for unrest in self.unrest):
+        longest = LONGEST_REST if self.is_costly else SHORT_REST
+        if steps >= longest or any(math.isnan(unrest.norm) for unrest in self.unrest):
             return False
         for unrest, bound in zip(self.unrest, bounds, strict=True):
             if unrest.norm * (1 + unrest.growth * steps) > RESTING * bound:
                 return False
+        # Far below, the norm is to be known at each step; near the bound it is known anyway.
+        near = any(u.norm > CLOSE * b for u, b in zip(self.unrest, bounds, strict=True))
+        if not (self.is_costly or near):
+            return False
         self.rested += 1
         return True
 

@@ -22,7 +22,7 @@ from spectralclip._slots import Slot
 
 # How a layer's own norm is looked at beside its estimates, and how often the cheaper way.
 Look: TypeAlias = Literal["none", "follow", "search"]
-FOLLOWED, COSTLY_FOLLOWED = 4, 48
+FOLLOWED, NEAR_FOLLOWED, COSTLY_FOLLOWED = 4, 16, 48
 # Multiplications of an application that is cheap.
 CHEAP = 2e7
 # Below this share of the bound one vector is enough, and all are refreshed after so many steps.
@@ -61,8 +61,14 @@ class Keeping(ABC):
     def applications(self) -> float:
         """Vectors sent through the layers, or as much work as that."""
 
-    def due(self, step: int, every: int) -> Look:
-        """How to look at the layer itself now: at the first step, and then not at all at once."""
+    def due(self, step: int, every: int, is_near: bool) -> Look:
+        """How to look at the layer itself now: at the first step, and then not at all at once.
+
+        Args:
+            step: The number of the step.
+            every: How often its norm is searched for; 0 for never.
+            is_near: Whether it is at its bound, where its norm is known well enough.
+        """
         turn = step + zlib.crc32(self.names[0].encode())
         costly = self.application_work > CHEAP
         if every and (step == 1 or turn % (2 * every if costly else every) == 0):

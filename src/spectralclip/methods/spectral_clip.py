@@ -122,7 +122,9 @@ class _Following(Keeper):
         for keeping in self._keepings:
             targets = {name: bounds[name] for name in keeping.names if name in bounds}
             if targets:
-                look = keeping.due(step, method.check_every)
+                norms = keeping.norms()
+                near = all(norms.get(n, 0.0) > 0.9 * bound for n, bound in targets.items())
+                look = keeping.due(step, method.check_every, near)
                 self._report(keeping, keeping.step(targets, method.headroom, look))
 
     def norms(self) -> dict[str, float]:
