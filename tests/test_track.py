@@ -32,14 +32,16 @@ def norm_of(weight: Tensor) -> float:
     return float(np.linalg.norm(weight.double().numpy(), 2))
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("width", [1, 2, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_values_come_from_below_and_converge(width: int, dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(1)
+def test_values_come_from_below_and_converge(width: int, dtype: torch.dtype, seed: int) -> None:
+    """Also long after convergence, when residuals are nothing but rounding."""
+    generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(40, 30, generator=generator, dtype=torch.float64).to(dtype)
     op, tracker = operator_of(weight), started(width, 30, dtype)
     norm, last = norm_of(weight), 0.0
-    rounding = 1e-5 if dtype == torch.float32 else 1e-12
+    rounding = 1e-5 if dtype == torch.float32 else 1e-9
     for _ in range(60):
         seen = tracker.look(op)
         tracker.keep()

@@ -17,6 +17,7 @@ Array: TypeAlias = npt.NDArray[Any]
 EPS, TINY = float(np.finfo(np.float32).eps), 1e-300
 
 
+@np.errstate(all="ignore")  # what is not finite stays so, and is seen in the values
 def ritz_coefficients(vectors: Array, images: Array) -> tuple[Array, Array]:
     """The Ritz values of a map, and what turns the vectors into Ritz vectors.
 

@@ -102,7 +102,8 @@ class WaveGroup:
             for slot, unrest in zip(self.slots, self.unrest, strict=True)
         ]
         if self._may_rest(wished):
-            return []
+            # Nothing that is lost is to go unnoticed meanwhile.
+            return [] if math.isfinite(float(weight.sum())) else self._lost(weight, rows)
         chosen = self.tracker.promising(self._count)
         heading = self.is_costly or self.looks % 2 == 1
         if heading and self.previous is not None:

@@ -38,6 +38,7 @@ def _array(values: Tensor) -> Array:
     return numbers
 
 
+@np.errstate(all="ignore")
 def solve_nonnegative(Q: Array, b: Array, start: Array | None = None) -> Array:
     """`nonnegative_qp` on arrays."""
     scale = 1 / np.sqrt(np.maximum(Q.diagonal(), np.finfo(np.float64).tiny))

@@ -78,7 +78,9 @@ class RitzTracker:
         extra = extra / extra.norm(dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
         basis = torch.cat([x, extra])
         images = torch.cat([images, op.forward_rows(extra)])
-        values, mix = _ritz(small(basis @ basis.T), small(images @ images.T), len(x))
+        floor = max(1e-10, 128 * torch.finfo(x.dtype).eps)
+        grams = small(basis @ basis.T), small(images @ images.T)
+        values, mix = _ritz(*grams, len(x), floor)
         turn = mix.T.to(x)
         left = turn @ images
         left = left / left.norm(dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
@@ -92,10 +94,13 @@ class RitzTracker:
         self.vectors, self.changes = self._next
 
 
-def _ritz(gram: Tensor, squares: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest values of `sqrt(a^T H a)` over `a^T G a = 1`, and their coefficients."""
+def _ritz(gram: Tensor, squares: Tensor, count: int, floor: float) -> tuple[Tensor, Tensor]:
+    """The largest values of `sqrt(a^T H a)` over `a^T G a = 1`, and their coefficients.
+
+    Directions in which G is below a share `floor` of its norm are rounding, and left out.
+    """
     sizes, directions = descending_eigh(gram)
-    kept = sizes > 1e-10 * sizes[0]
+    kept = sizes > floor * sizes[0]
     whiten = directions[:, kept] / sizes[kept].sqrt()
     values, mix = descending_eigh(whiten.T @ squares @ whiten)
     count = min(count, int(kept.sum()))

@@ -317,7 +317,7 @@ class WaveTracker:
         values, mix = ritz_coefficients(grams[0], grams[1])
         before = np.sqrt(grams[0, :, :, 0, 0] + grams[0, :, :, 1, 1])
         mixing = torch.from_numpy(mix).to(self._like)
-        with np.errstate(divide="ignore"):
+        with np.errstate(all="ignore"):
             scale = np.where(values > 0, 1 / values, 0.0).repeat(2, -1)[..., None]
         left = torch.from_numpy(mix * scale).to(self._like) @ images
         left = left.reshape(B, F, k, 2, c_out)
@@ -377,6 +377,7 @@ class WaveTracker:
         (zc, zs), (yc, ys) = (parts[:, :, :, a].unbind(-2) for a in (0, 1))
         return torch.stack((zc - ys, yc + zs), 3)
 
+    @np.errstate(all="ignore")  # a frequency that is not finite is put back below
     def _climb(self, pulled: Tensor, chosen: Array | None) -> None:
         """Move each frequency towards where its first left vector u has more.
 
@@ -402,6 +403,7 @@ class WaveTracker:
         moved = frequencies + np.clip(step, -limit, limit)
         centers = self._centers if chosen is None else self._centers[chosen]
         moved = np.clip(moved, centers - self._reach, centers + self._reach)
+        moved = np.where(np.isfinite(moved), moved, frequencies)
         if chosen is None:
             self.frequencies = moved
         else:
