@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from spectralclip._cut_step import Cuts, DenseCuts, FactorCuts, project_, strip_
 from spectralclip._momentum import Momentum, momentum_of
+from spectralclip._qp import solve_nonnegative
 
 KINDS = ["dense", "factors", "groups"]
 
@@ -141,6 +142,15 @@ def test_equal_and_empty_cuts_do_no_harm() -> None:
     project_(moved, same, np.array([1.0, 1.0, -1.0]))
     change = (moved - weight).flatten()
     torch.testing.assert_close(change, -rows[0] / rows[0].square().sum(), rtol=1e-6, atol=1e-8)
+
+
+def test_a_large_multiplier_that_is_right_from_the_start_raises_no_warning() -> None:
+    """Warnings are errors here: a step length that is not needed must not overflow."""
+    gram = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.9], [0.0, 0.9, 1.0]])
+    wished = np.array([1e9, 1.0, -1.0])
+    start = np.array([1e9 / (1 + 1e-12), 1.0, 1.0])
+    found = solve_nonnegative(gram, wished, start)
+    np.testing.assert_allclose(found, [1e9, 1.0, 0.0], rtol=1e-9)
 
 
 # --- Momenta --------------------------------------------------------------------------------

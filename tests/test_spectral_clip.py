@@ -276,7 +276,7 @@ def test_applications_are_counted(name: str) -> None:
         ({"headroom": -0.1}, "headroom must be at least 0"),
         ({"headroom": 0.5}, "below 0.5, got 0.5"),
         ({"headroom": float("nan")}, "headroom"),
-        ({"compose": "all"}, 'compose must be "conv_bn" or None, got \'all\''),
+        ({"compose": "all"}, "compose must be \"conv_bn\" or None, got 'all'"),
         ({"check_every": -1}, "check_every must not be negative, got -1"),
     ],
 )

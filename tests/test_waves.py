@@ -407,10 +407,7 @@ def test_drift_notices_at_once_what_is_about_to_grow() -> None:
     without = tracker.look(grown, None, move=False).S[0, :, 0]
     aware = tracker.look(grown, None, move=False, drift=True).S[0, :, 0]
     exact = np.array(
-        [
-            np.linalg.norm(kernel.symbol(grown[0].numpy(), w), 2)
-            for w in tracker.frequencies[0]
-        ]
+        [np.linalg.norm(kernel.symbol(grown[0].numpy(), w), 2) for w in tracker.frequencies[0]]
     )
     assert (aware <= exact * (1 + 1e-6)).all()
     assert (exact - aware).max() < 0.2 * (exact - without).max()

@@ -13,7 +13,7 @@ from spectralclip._slots import Slot
 
 # The momentum is stripped along so many of the values that were clipped, the largest.
 MOST_STRIPPED = 8
-SLACK = 0.998
+SLACK = 0.995
 # A norm below the bound is followed by power steps on a few vectors, beyond this size.
 POWER_STEPS, WIDTH, SMALL = 2, 4, 64
 

@@ -31,7 +31,7 @@ AMPLE, LEAST, LEAST_SHARE = 6e6, 14, 1 / 3
 # Then there are fewer rounds and cuts too, and a layer that should not be above its bound by more
 # than the headroom is left for some steps.
 COSTLY_ROUNDS, COSTLY_CUTS, COSTLY_ALMOST, COSTLY_SLACK = 2, 8, 1.015, (0.02, 0.06)
-RESTING, LONGEST_REST, SHORT_REST, CLOSE = 1.004, 3, 2, 0.97
+RESTING, SHORT_RESTING, LONGEST_REST, SHORT_REST, CLOSE = 1.0, 1.004, 3, 2, 0.97
 
 
 @final
@@ -224,10 +224,11 @@ class WaveGroup:
         """Whether no layer should be far above its bound after another step."""
         steps = self.rested + 1
         longest = LONGEST_REST if self.is_costly else SHORT_REST
+        most = RESTING if self.is_costly else SHORT_RESTING
         if steps >= longest or any(math.isnan(unrest.norm) for unrest in self.unrest):
             return False
         for unrest, bound in zip(self.unrest, bounds, strict=True):
-            if unrest.norm * (1 + unrest.growth * steps) > RESTING * bound:
+            if unrest.norm * (1 + unrest.growth * steps) > most * bound:
                 return False
         # Far below, the norm is to be known at each step; near the bound it is known anyway.
         near = any(u.norm > CLOSE * b for u, b in zip(self.unrest, bounds, strict=True))

@@ -22,7 +22,7 @@ from spectralclip._slots import Slot
 
 # How a layer's own norm is looked at beside its estimates, and how often the cheaper way.
 Look: TypeAlias = Literal["none", "follow", "search"]
-FOLLOWED, NEAR_FOLLOWED, COSTLY_FOLLOWED = 4, 16, 48
+FOLLOWED, NEAR_FOLLOWED, COSTLY_FOLLOWED = 4, 32, 48
 # Multiplications of an application that is cheap.
 CHEAP = 2e7
 # Below this share of the bound one vector is enough, and all are refreshed after so many steps.
@@ -73,9 +73,8 @@ class Keeping(ABC):
         costly = self.application_work > CHEAP
         if every and (step == 1 or turn % (2 * every if costly else every) == 0):
             return "search"
-        return (
-            "follow" if every and turn % (COSTLY_FOLLOWED if costly else FOLLOWED) == 0 else "none"
-        )
+        followed = COSTLY_FOLLOWED if costly else NEAR_FOLLOWED if is_near else FOLLOWED
+        return "follow" if every and turn % followed == 0 else "none"
 
 
 @final
@@ -211,7 +210,8 @@ class KeptByImages(Keeping):
         known = max(keeper.norm for keeper in self._keepers)
         whole = all(keeper.share == 1 for keeper in self._keepers)
         if look == "search" or is_far or (look == "follow" and not whole):
-            norm = self._check.compare(known, thorough=look == "search")
+            # What is out of date says nothing about how good estimates are.
+            norm = self._check.compare(known if is_due else 0.0, thorough=look == "search")
             if not math.isfinite(norm):
                 return self.names
             if norm > bound:

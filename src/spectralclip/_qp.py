@@ -76,8 +76,8 @@ def _descend(matrix: Array, wished: Array, point: Array, free: Any) -> Array:
         if not blocking.any():
             return goal
         # As far as the first multiplier that reaches zero.
-        lengths = np.maximum(point - goal, 1e-300)
-        ratios = np.where(blocking, point / lengths, np.inf)
+        lengths, ratios = np.maximum(point - goal, 1e-300), np.full_like(point, np.inf)
+        np.divide(point, lengths, out=ratios, where=blocking)
         step = float(ratios.min())
         point = point + step * (goal - point)
         free &= ~(blocking & (ratios <= step))
