@@ -173,10 +173,10 @@ def strip_(momentum: Momentum, cuts: Cuts) -> None:
 
 
 def _solution(gram: Array, wished: Array) -> Array:
-    """Non-negative multipliers that take away what is wished, as few of them as need be.
+    """Non-negative multipliers of the nearest point.
 
-    Those that come out negative are left out, and the others solved for again. That may differ a
-    little from the nearest point, which matters less, after each step, than the time.
+    Those that come out negative are left out, and the others solved for again: that is often the
+    solution, and otherwise a start for the exact way.
     """
     free = np.arange(len(wished))
     ridge = 1e-10 * max(float(gram.diagonal().max(initial=0.0)), 1e-300) * np.eye(len(wished))
@@ -190,7 +190,11 @@ def _solution(gram: Array, wished: Array) -> Array:
             multipliers[free] = found
             break
         free = free[found > 0]
-    return multipliers
+    missing = wished - gram @ multipliers
+    missing[free] = 0.0
+    if (missing <= 1e-6 * np.abs(wished).max(initial=0.0)).all():
+        return multipliers
+    return solve_nonnegative(gram, wished, multipliers)
 
 
 def _array(values: Tensor) -> Array:

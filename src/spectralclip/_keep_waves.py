@@ -25,13 +25,13 @@ SLACK = 0.996
 # Looks at the beginning, at most, and how little the largest value grows when they are enough.
 WARM_UP, WARM = 30, 1e-3
 # A value is looked at again while it, or where it is heading, is above this share of the bound.
-RISE, ALMOST = 1.0, 1.012
+RISE, ALMOST = 1.0, 1.008
 # Multiplications above which a look takes some of the frequencies only, and how many at least.
 AMPLE, LEAST, LEAST_SHARE = 6e6, 14, 1 / 3
 # Then there are fewer rounds and cuts too, and a layer that should not be above its bound by more
 # than the headroom is left for some steps.
 COSTLY_ROUNDS, COSTLY_CUTS, COSTLY_ALMOST, COSTLY_SLACK = 2, 8, 1.015, (0.02, 0.06)
-RESTING, SHORT_RESTING, LONGEST_REST, SHORT_REST, CLOSE = 1.0, 1.004, 3, 2, 0.97
+RESTING, LONGEST_REST, SHORT_REST, CLOSE = 1.0, 3, 2, 0.97
 
 
 @final
@@ -224,11 +224,10 @@ class WaveGroup:
         """Whether no layer should be far above its bound after another step."""
         steps = self.rested + 1
         longest = LONGEST_REST if self.is_costly else SHORT_REST
-        most = RESTING if self.is_costly else SHORT_RESTING
         if steps >= longest or any(math.isnan(unrest.norm) for unrest in self.unrest):
             return False
         for unrest, bound in zip(self.unrest, bounds, strict=True):
-            if unrest.norm * (1 + unrest.growth * steps) > most * bound:
+            if unrest.norm * (1 + unrest.growth * steps) > RESTING * bound:
                 return False
         # Far below, the norm is to be known at each step; near the bound it is known anyway.
         near = any(u.norm > CLOSE * b for u, b in zip(self.unrest, bounds, strict=True))
