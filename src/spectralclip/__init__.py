@@ -10,6 +10,7 @@ from spectralclip._clip import ClipResult, clip_
 from spectralclip._clip_model import clip_model_
 from spectralclip._exact import Exact
 from spectralclip._layers import FoundLayer, find_layers, skipped_layers
+from spectralclip._meeting import DisagreementError
 from spectralclip._operator import LinearOperator, as_operator
 from spectralclip._reshape import set_spectrum_
 from spectralclip._solvers import Lanczos, PowerQR, Solver
@@ -29,6 +30,7 @@ __all__ = [
     "Attachment",
     "ClipResult",
     "ConvergenceWarning",
+    "DisagreementError",
     "Exact",
     "FoundLayer",
     "Interval",

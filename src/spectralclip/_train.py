@@ -134,6 +134,16 @@ class Attachment:
         return self._steps
 
     @property
+    def is_removed(self) -> bool:
+        """Whether it has been removed, or finalized."""
+        return self._keeper is None
+
+    @property
+    def applications(self) -> float:
+        """Vectors sent through layers by this process so far, for methods that count them."""
+        return float(getattr(self._running(), "applications", 0.0))
+
+    @property
     def max_norms(self) -> dict[str, float]:
         """The bound of each layer at the latest step."""
         factor = 1.0 if self._schedule is None else float(self._schedule(self._steps))
@@ -317,7 +327,7 @@ def attach(
     """
     if not isinstance(method, Method):
         raise TypeError(f"method must be a Method such as SpectralClip(), got {method!r}.")
-    bare = unwrapped(model)
+    bare, optimizer = unwrapped(model), bare_optimizer(optimizer)
     found = find_layers(bare, example_inputs, method.composes, pairs=pairs)
     wanted = {name: layer for name, layer in found.items() if method.takes(layer)}
     bounds = layer_targets(wanted, max_norm)
@@ -333,6 +343,16 @@ def attach(
             )
     layers = {name: wanted[name] for name in bounds}
     return Attachment(method, bare, layers, optimizer, bounds, schedule, seed)
+
+
+def bare_optimizer(optimizer: Optimizer | None) -> Optimizer | None:
+    """The optimizer inside Accelerate's wrapper, which is one by its type, but runs no hooks."""
+    while optimizer is not None and not hasattr(optimizer, "_optimizer_step_post_hooks"):
+        inner = getattr(optimizer, "optimizer", None)
+        if not isinstance(inner, Optimizer):
+            break
+        optimizer = inner
+    return optimizer
 
 
 def _sharing(

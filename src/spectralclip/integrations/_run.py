@@ -76,7 +76,7 @@ class Run:
                         self.method,
                         model,
                         inputs,
-                        bare_optimizer(optimizer),
+                        optimizer,
                         max_norm=share,
                         schedule=self._schedule,
                         pairs=self._pairs,
@@ -164,16 +164,6 @@ class Run:
                 "skipped_layers says what else there is in the model, and why it is left out."
             )
         return shares
-
-
-def bare_optimizer(optimizer: Optimizer) -> Optimizer:
-    """The optimizer inside Accelerate's wrapper, which is one by its type, but runs no hooks."""
-    while not hasattr(optimizer, "_optimizer_step_post_hooks"):
-        inner = getattr(optimizer, "optimizer", None)
-        if not isinstance(inner, Optimizer):
-            break
-        optimizer = inner
-    return optimizer
 
 
 def moved(inputs: ExampleInputs, device: torch.device | None) -> ExampleInputs:

@@ -13,7 +13,7 @@ from spectralclip._clip_model import Targets
 from spectralclip._layers import ExampleInputs, Pairs
 from spectralclip._train import Attachment, Method, Schedule, attach
 from spectralclip.integrations._missing import missing
-from spectralclip.integrations._run import bare_optimizer, moved
+from spectralclip.integrations._run import moved
 
 try:
     from accelerate import Accelerator
@@ -80,7 +80,7 @@ def attach_accelerated(
         method,
         model,
         moved(example_inputs, accelerator.device),
-        bare_optimizer(optimizer),
+        optimizer,
         max_norm=max_norm,
         schedule=schedule,
         pairs=pairs,
@@ -94,14 +94,14 @@ def attach_accelerated(
 def _keep_in_checkpoints(accelerator: Accelerator, attachment: Attachment, name: str) -> None:
     # Not by `register_for_checkpointing`, which reads with a pickle that may run code.
     def save(models: Any, weights: Any, output_dir: str) -> None:
-        if attachment._keeper is None:  # it has been removed, and the weights are all there is
+        if attachment.is_removed:  # it has been removed, and the weights are all there is
             return
         state = attachment.state_dict()
         if accelerator.is_main_process:
             torch.save(state, Path(output_dir) / name)
 
     def load(models: Any, input_dir: str) -> None:
-        if attachment._keeper is None:
+        if attachment.is_removed:
             return
         file = Path(input_dir) / name
         if not file.is_file():
