@@ -41,6 +41,7 @@ def keepings(layers: Mapping[str, FoundLayer], strip: Stripping, seed: int) -> l
     """
     found: list[Keeping] = []
     together: dict[Any, list[Slot]] = {}
+    taken: set[int] = set()
     for name, layer in layers.items():
         origin = f"{seed}, {name}"
         slot = Slot.of(layer)
@@ -49,7 +50,10 @@ def keepings(layers: Mapping[str, FoundLayer], strip: Stripping, seed: int) -> l
         elif slot is not None and _is_matrix(slot):
             found.append(KeptExactly(slot, strip, origin))
         elif slot is not None and (key := _shape_key(slot)) is not None:
-            alone = name if slot.weight.numel() > STACKED else ""
+            # A weight that two layers share must not be there twice.
+            is_shared = id(slot.weight) in taken
+            taken.add(id(slot.weight))
+            alone = name if is_shared or slot.weight.numel() > STACKED else ""
             together.setdefault((alone, key), []).append(slot)
         else:
             found.append(_by_images(layer, slot, strip, origin))

@@ -84,7 +84,7 @@ class ImageKeeper:
         """Look, and clip what is above; whether the weights are finite."""
         try:
             return self._step(bound)
-        except LostLayer:
+        except (LostLayer, OverflowError):
             return False
 
     def _step(self, bound: float) -> bool:

@@ -31,6 +31,7 @@ AMPLE, LEAST, LEAST_SHARE = 6e6, 14, 1 / 3
 # Then there are fewer rounds and cuts too, and a layer that should not be above its bound by more
 # than the headroom is left for some steps.
 COSTLY_ROUNDS, COSTLY_CUTS, COSTLY_ALMOST, COSTLY_SLACK = 2, 8, 1.015, (0.02, 0.06)
+LEAP = 1.5  # times the last stride: so far the weights may move in a step at rest
 RESTING, LONGEST_REST, SHORT_REST, CLOSE = 1.0, 3, 2, 0.97
 
 
@@ -45,6 +46,7 @@ class WaveGroup:
         work: Multiplications done so far.
         looks: Steps at which it has looked.
         previous: The weights as they were left then.
+        stride: How far they had moved in a step before that; zero if it is not known.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class WaveGroup:
         self.unrest = [Unrest() for _ in slots]
         self.is_warm, self.work, self.looks = False, 0.0, 0
         self.previous: Tensor | None = None
+        self.stride = 0.0
         self._look_work = 2.0 * self.tracker.columns * like.numel() / batch
         share = max(AMPLE / self._look_work, LEAST_SHARE)
         self._count = max(LEAST, math.ceil(share * self.tracker.vectors.shape[1]))
@@ -77,35 +80,61 @@ class WaveGroup:
         """Look, and clip what is above its bound.
 
         Returns:
-            The names of layers whose weights are not finite; then nothing has been changed.
+            The names of layers whose weights are not finite, or too large to be squared; they are
+            as they were.
         """
         weight, rows = self._gathered().flatten(2), self._rows()
+        lost = self._attempt(bounds, weight, rows)
+        others = {name: bound for name, bound in bounds.items() if name not in lost}
+        if not lost or not others:
+            return lost
+        # The others are not to suffer for it: what is lost counts as zero for this step.
+        fine = torch.tensor([slot.name not in lost for slot in self.slots], device=weight.device)
+        fine = fine.repeat_interleave(self._groups)
+        weight = torch.where(fine[:, None, None], weight, 0.0)
+        rows = None if rows is None else torch.where(fine[:, None], rows, 0.0)
+        return lost + self._attempt(others, weight, rows)
+
+    def _attempt(
+        self, bounds: Mapping[str, float], weight: Tensor, rows: Tensor | None
+    ) -> list[str]:
         try:
             return self._step(bounds, weight, rows)
         except (RuntimeError, np.linalg.LinAlgError):  # as eigenvalues of what is not finite raise
-            lost = self._lost(weight, rows)
-            if not lost:
+            if np.isfinite(self._largest(weight, rows)).all():
                 raise
-            return lost
+            return self._lost(weight, rows)
 
     def _lost(self, weight: Tensor, rows: Tensor | None) -> list[str]:
         """The layers that are not finite, and what their last weights were is forgotten."""
         self.previous = None
-        return self._not_finite(weight, rows)
+        # Squares of squares are formed on the way.
+        lost = ~(self._largest(weight, rows) < torch.finfo(weight.dtype).max ** 0.25)
+        by_layer = lost.reshape(len(self.slots), -1).any(1)
+        names = [slot.name for slot, is_lost in zip(self.slots, by_layer, strict=True) if is_lost]
+        return names or [slot.name for slot in self.slots]
+
+    def _largest(self, weight: Tensor, rows: Tensor | None) -> Array:
+        """The largest entry of each kernel, NaN if there is one."""
+        scaled = weight if rows is None else weight * rows[:, :, None]
+        largest: Array = scaled.abs().amax((1, 2)).double().cpu().numpy()
+        return largest
 
     def _step(self, bounds: Mapping[str, float], weight: Tensor, rows: Tensor | None) -> list[str]:
         if not self.is_warm and not self._warm_up(weight, rows):
-            return self._not_finite(weight, rows)
+            return self._lost(weight, rows)
         self.tracker.ages += 1
         wished = [
             unrest.lowered(bounds.get(slot.name, math.inf))
             for slot, unrest in zip(self.slots, self.unrest, strict=True)
         ]
-        if self._may_rest(wished):
-            # Nothing that is lost is to go unnoticed meanwhile.
-            return [] if math.isfinite(float(weight.sum())) else self._lost(weight, rows)
+        moved = self._moved(weight)
+        # Weights that have leaped, or are lost, are not left alone.
+        if moved <= LEAP * self.stride and self._may_rest(wished):
+            return []
+        self.stride = moved if self.looks > 1 and math.isfinite(moved) else 0.0
         chosen = self.tracker.promising(self._count)
-        heading = self.is_costly or self.looks % 2 == 1
+        heading = (self.is_costly or self.looks % 2 == 1) and self.previous is not None
         if heading and self.previous is not None:
             # In place: fresh memory for large weights takes longer than the subtraction.
             change = torch.sub(weight, self.previous, out=self.previous)
@@ -139,10 +168,16 @@ class WaveGroup:
             if not again:
                 break
             rows = self._rows()
-        if heading or self.previous is None:
-            self.previous = torch.empty_like(weight) if self.previous is None else self.previous
-            self.previous.copy_(weight)
+        self.previous = torch.empty_like(weight) if self.previous is None else self.previous
+        self.previous.copy_(weight)
         return []
+
+    def _moved(self, weight: Tensor) -> float:
+        """How far a kernel has moved in a step since the last look, at most."""
+        if self.previous is None:
+            return math.inf
+        change = torch.linalg.vector_norm(weight - self.previous, dim=(1, 2))
+        return float(change.amax()) / (1 + self.rested)
 
     @torch.no_grad()
     def shrink(self, index: int, factor: float) -> None:
@@ -165,6 +200,8 @@ class WaveGroup:
         if waves is None or isinstance(slot.module, TRANSPOSED) or len(in_shape) == 1:
             return None
         values = waves.S[self._own(index), :, 0]
+        if not values.max() > 0:
+            return None
         kernel, place = divmod(int(values.argmax()), values.shape[1])
         which = index * self._groups + kernel
         _, right = waves.cuts(np.array([which]), np.array([place * waves.S.shape[2]]))
@@ -196,6 +233,7 @@ class WaveGroup:
             "unrest": self.unrest[index].state(),
             "rested": self.rested,
             "looks": self.looks,
+            "stride": self.stride,
             "drift": tracker.drift[own].clone(),
             "previous": None if self.previous is None else self.previous[own].clone(),
         }
@@ -210,7 +248,11 @@ class WaveGroup:
         tracker.move_to(own, state["frequencies"].cpu().numpy())
         tracker.drift = tracker.drift.clone()
         tracker.drift[own] = state["drift"].to(tracker.drift)
-        if state["previous"] is not None:
+        self._latest, self.stride = None, float(state["stride"])
+        self.norms.pop(self.slots[index].name, None)
+        if state["previous"] is None:
+            self.previous = None
+        else:
             whole = self._gathered().flatten(2).clone() if self.previous is None else self.previous
             whole[own] = state["previous"].to(whole)
             self.previous = whole
@@ -283,13 +325,6 @@ class WaveGroup:
     def _count_work(self, chosen: Array | None) -> None:
         share = 1.0 if chosen is None else chosen.shape[1] / self.tracker.vectors.shape[1]
         self.work += share * self._look_work * len(self.tracker.vectors)
-
-    def _not_finite(self, weight: Tensor, rows: Tensor | None) -> list[str]:
-        finite = torch.isfinite(weight.flatten(1)).all(1)
-        if rows is not None:
-            finite &= torch.isfinite(rows).all(1)
-        by_layer = finite.reshape(len(self.slots), -1).all(1).tolist()
-        return [slot.name for slot, fine in zip(self.slots, by_layer, strict=True) if not fine]
 
     def _clip(
         self,

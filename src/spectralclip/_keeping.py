@@ -61,8 +61,13 @@ class Keeping(ABC):
     def applications(self) -> float:
         """Vectors sent through the layers, or as much work as that."""
 
+    @property
+    def is_new(self) -> bool:
+        """Whether the layer itself has never been looked at."""
+        return False
+
     def due(self, step: int, every: int, is_near: bool) -> Look:
-        """How to look at the layer itself now: at the first step, and then not at all at once.
+        """How to look at the layer itself now: at its first step, and then not at all at once.
 
         Args:
             step: The number of the step.
@@ -71,7 +76,7 @@ class Keeping(ABC):
         """
         turn = step + zlib.crc32(self.names[0].encode())
         costly = self.application_work > CHEAP
-        if every and (step == 1 or turn % (2 * every if costly else every) == 0):
+        if every and (self.is_new or turn % (2 * every if costly else every) == 0):
             return "search"
         followed = COSTLY_FOLLOWED if costly else NEAR_FOLLOWED if is_near else FOLLOWED
         return "follow" if every and turn % followed == 0 else "none"
@@ -128,7 +133,9 @@ class KeptByWaves(Keeping):
         checks = self._checks
         aims = {n: (1 - headroom) * c / checks[n].caution for n, c in bounds.items()}
         lost = self._group.step(aims)
-        for index, slot in enumerate(() if look == "none" or lost else self._group.slots):
+        for index, slot in enumerate(self._group.slots if look != "none" else ()):
+            if slot.name in lost or slot.name not in self._group.norms:
+                continue
             known, thorough = self._group.norms[slot.name], look == "search"
             hints = () if thorough else self._hints(index)
             norm = checks[slot.name].compare(known, thorough=thorough, hints=hints)
@@ -136,6 +143,11 @@ class KeptByWaves(Keeping):
             if math.isfinite(norm) and norm > bound:
                 self._group.shrink(index, bound / norm)
         return lost
+
+    @property
+    def is_new(self) -> bool:
+        """Whether one of the layers has never been looked at."""
+        return any(check.is_new for check in self._checks.values())
 
     def _hints(self, index: int) -> list[Tensor]:
         """The leading wave, fading towards borders of zeros: nearly a singular vector."""
@@ -220,6 +232,11 @@ class KeptByImages(Keeping):
         else:
             self._norm = known * (1.0 if whole else self._check.ratio)
         return ()
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the layer itself has never been looked at."""
+        return self._check.is_new
 
     def norms(self) -> dict[str, float]:
         return {} if math.isnan(self._norm) else {self.names[0]: self._norm}

@@ -106,7 +106,7 @@ class NormCheck:
                 else self._follow(index, hints[index] if hints else None)
                 for index in range(len(self._functions))
             )
-        except LostLayer:
+        except (LostLayer, OverflowError):
             return math.nan
         if math.isfinite(norm) and norm > 0 and estimate > 0:
             self.ratio = min(max(norm / estimate, LEAST_RATIO), MOST_RATIO)
@@ -136,6 +136,11 @@ class NormCheck:
             )
         self.ratio, self.caution = float(state["ratio"]), float(state["caution"])
         self._draws = int(state["draws"])
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it has not looked yet."""
+        return self._draws == 0
 
     @property
     def vectors(self) -> list[Tensor | None]:

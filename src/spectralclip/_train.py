@@ -18,7 +18,7 @@ from spectralclip._clip_model import Targets, clip_found_layers_, layer_targets
 from spectralclip._distributed import sharing_of
 from spectralclip._forward_pass import unwrapped
 from spectralclip._layers import ExampleInputs, FoundLayer, Pairs, find_layers
-from spectralclip._sharing import Sharing
+from spectralclip._sharing import Sharing, weights_of
 
 Schedule = Callable[[int], float]
 
@@ -201,14 +201,17 @@ class Attachment:
             raise ValueError(
                 f"This state is of {state.get('method')!r}, and cannot be loaded into {method!r}."
             )
+        missing = [key for key in ("steps", "norms", "layers") if key not in state]
+        if missing:
+            raise ValueError(f"The state lacks {missing}: it is not from Attachment.state_dict().")
         unknown = [name for name in state["layers"] if name not in self._layers]
         if unknown:
             raise ValueError(
                 f"The state speaks of the layers {unknown}, which this model does not have; it has "
                 f"{list(self._layers)}."
             )
-        self._steps, self._norms = int(state["steps"]), dict(state["norms"])
         keeper.load_layer_states(state["layers"])
+        self._steps, self._norms = int(state["steps"]), dict(state["norms"])
 
     def finalize(
         self, *, certify: bool | Literal["deterministic"] = False, tol: float = 1e-3
@@ -325,6 +328,10 @@ def attach(
         >>> bool(torch.linalg.matrix_norm(model[0].weight, 2) <= 0.5001)
         True
     """
+    if schedule is not None and not callable(schedule):
+        raise TypeError(f"schedule must be a function of the number of steps, got {schedule!r}.")
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer must be a torch optimizer or None, got {optimizer!r}.")
     if not isinstance(method, Method):
         raise TypeError(f"method must be a Method such as SpectralClip(), got {method!r}.")
     bare, optimizer = unwrapped(model), bare_optimizer(optimizer)
@@ -342,6 +349,13 @@ def attach(
                 f"max_norm of layer {name!r} must be a positive number, got {bound!r}."
             )
     layers = {name: wanted[name] for name in bounds}
+    if optimizer is not None:
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not any(id(weight) in own for layer in layers.values() for weight in weights_of(layer)):
+            raise ValueError(
+                f"The optimizer has no weight of the layers {list(layers)}: nothing would be done. "
+                "Give the optimizer that trains this model, made from the parameters it has now."
+            )
     return Attachment(method, bare, layers, optimizer, bounds, schedule, seed)
 
 

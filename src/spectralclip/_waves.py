@@ -300,6 +300,7 @@ class WaveTracker:
         if drift and k > 1:
             heading = self._of_chosen(self.drift, chosen)
             start = torch.cat((start[:, :, :-1], heading[:, :, None]), 2)
+        kept = start
         if rows is not None:
             start = start * rows[:, None, None, None]
         pulled = torch.bmm(start.reshape(B, -1, c_out), weight)
@@ -321,6 +322,10 @@ class WaveTracker:
             scale = np.where(values > 0, 1 / values, 0.0).repeat(2, -1)[..., None]
         left = torch.from_numpy(mix * scale).to(self._like) @ images
         left = left.reshape(B, F, k, 2, c_out)
+        if not (values > 0).all():
+            # What a kernel of zeros makes of a vector is nothing to go on from.
+            seen = torch.from_numpy(values > 0).to(left.device)[..., None, None]
+            left = torch.where(seen, left, kept)
         return Waves(values, left, read, mixing, values[:, :, 0] - before, chosen)
 
     def move_to(self, own: slice, frequencies: Array) -> None:
