@@ -118,7 +118,7 @@ def test_weights_too_large_to_be_squared_are_reported(padding: str) -> None:
 
 def test_an_optimizer_of_another_model_is_refused() -> None:
     other = torch.optim.SGD(small_network().parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="no weight of the layers"):
+    with pytest.raises(ValueError, match="no parameter of the model"):
         attach(methods.SpectralClip(), small_network(), torch.zeros(1, 4, 8, 8), other)
 
 

@@ -18,7 +18,7 @@ from spectralclip._clip_model import Targets, clip_found_layers_, layer_targets
 from spectralclip._distributed import sharing_of
 from spectralclip._forward_pass import unwrapped
 from spectralclip._layers import ExampleInputs, FoundLayer, Pairs, find_layers
-from spectralclip._sharing import Sharing, weights_of
+from spectralclip._sharing import Sharing
 
 Schedule = Callable[[int], float]
 
@@ -351,10 +351,11 @@ def attach(
     layers = {name: wanted[name] for name in bounds}
     if optimizer is not None:
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not any(id(weight) in own for layer in layers.values() for weight in weights_of(layer)):
+        if not any(id(parameter) in own for parameter in bare.parameters()):
             raise ValueError(
-                f"The optimizer has no weight of the layers {list(layers)}: nothing would be done. "
-                "Give the optimizer that trains this model, made from the parameters it has now."
+                f"The optimizer has no parameter of the model with the layers {list(layers)}: "
+                "nothing would be done. Give the one that trains this model, made from the "
+                "parameters that it has now."
             )
     return Attachment(method, bare, layers, optimizer, bounds, schedule, seed)
 
