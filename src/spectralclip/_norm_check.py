@@ -142,11 +142,6 @@ class NormCheck:
         """Whether it has not looked yet."""
         return self._draws == 0
 
-    @property
-    def vectors(self) -> list[Tensor | None]:
-        """The leading right singular vector at each input shape, as a flat row, if it is known."""
-        return [tracker.vectors for tracker in self._trackers]
-
     def _follow(self, index: int, hints: Tensor | None) -> float:
         """A round from the last vector, and more where another one has taken over."""
         tracker = self._trackers[index]

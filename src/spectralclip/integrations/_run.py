@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 from spectralclip._clip import ClipResult
 from spectralclip._clip_model import Targets, layer_targets
 from spectralclip._layers import ExampleInputs, FoundLayer, Pairs, find_layers
+from spectralclip._sharing import weights_of
 from spectralclip._train import Attachment, Method, Schedule, attach
 
 Certify: TypeAlias = bool | Literal["deterministic"]
@@ -175,13 +176,7 @@ def moved(inputs: ExampleInputs, device: torch.device | None) -> ExampleInputs:
 
 def _holds(optimizer: Optimizer, layer: FoundLayer) -> bool:
     known = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    weights = (
-        parameter
-        for module in layer.modules
-        for name, parameter in module.named_parameters()
-        if not name.endswith("bias")
-    )
-    return any(id(weight) in known for weight in weights)
+    return any(id(weight) in known for weight in weights_of(layer))
 
 
 def _among_others() -> bool:
