@@ -339,7 +339,8 @@ def test_promising_frequencies_are_the_largest_and_in_time_all() -> None:
     visited = [set[int](), set[int]()]
     for _ in range(math.ceil(total / (count // 2)) + 1):
         tracker.ages += 1
-        chosen = tracker.promising(count)
+        potential = 0.5 * tracker.values / tracker.values.max()
+        chosen = tracker.promising(potential, count)
         assert chosen is not None
         for b in range(2):
             assert len(set(chosen[b])) == count
@@ -348,7 +349,20 @@ def test_promising_frequencies_are_the_largest_and_in_time_all() -> None:
             visited[b] |= set(chosen[b])
         tracker.keep(tracker.look(weight, None, chosen, move=False))
     assert all(len(seen) == total for seen in visited)
-    assert tracker.promising(total) is None
+    assert tracker.promising(np.zeros((2, total)), total) is None
+
+
+def test_no_frequency_that_may_have_come_up_to_the_bound_is_left_out() -> None:
+    tracker = tracker_of(KERNELS["2d"], Frequencies.on_grid((8, 8)), 2)
+    total, count = tracker.values.shape[1], 6
+    potential = np.linspace(0.5, 0.9, 2 * total).reshape(2, total)
+    near = np.arange(1, total, 3)
+    potential[1, near] = 1.1
+    chosen = tracker.promising(potential, count)
+    assert chosen is not None
+    assert set(near) <= set(chosen[1])
+    assert chosen.shape == (2, len(near) + count // 2)
+    assert tracker.promising(np.full((2, total), 1.1), count) is None
 
 
 def test_looking_at_some_frequencies_leaves_the_others() -> None:

@@ -16,6 +16,11 @@ from spectralclip._qp import Array, solve_nonnegative
 # What is handed a parameter, and what to do with the momentum that the optimizer has of it.
 Stripping: TypeAlias = Callable[[Tensor, Callable[[Momentum], None]], None]
 
+# The share of the largest excess that is nothing.
+EXACT = 1e-6
+# Systems of equations tried before the exact way.
+QUICK_TRIES = 4
+
 
 class Cuts(ABC):
     """Gradients `g_i` of some singular values in a parameter: each says `<g_i, W'> <= c`."""
@@ -126,19 +131,24 @@ class FactorCuts(Cuts):
         return tensor.reshape(self._groups, self._left.shape[-1], self._right.shape[-1])
 
 
-def project_(tensor: Tensor, cuts: Cuts, excess: Array) -> Cuts | None:
+def project_(
+    tensor: Tensor, cuts: Cuts, excess: Array, tolerance: float | None = None
+) -> Cuts | None:
     """Move a tensor, in place, to the nearest point that takes away each cut's excess.
 
     Args:
         tensor: The parameter's values.
         cuts: The cuts.
         excess: `(m,)`: how far each value is above its bound; negative ones are below it.
+        tolerance: How much of an excess may be left; next to nothing by default.
 
     Returns:
         The cuts that were active, or None if there were none.
     """
     gram = cuts.gram()
-    multipliers = _solution(_array(gram), excess)
+    if tolerance is None:
+        tolerance = EXACT * float(np.abs(excess).max(initial=0.0))
+    multipliers = _solution(_array(gram), excess, tolerance)
     active = np.flatnonzero(multipliers > 0)
     if not len(active):
         return None
@@ -162,7 +172,7 @@ def strip_(momentum: Momentum, cuts: Cuts) -> None:
     push = -_array(cuts.products(step))
     if not (push > 0).any():
         return
-    multipliers = _solution(_array(gram), push)
+    multipliers = _solution(_array(gram), push, EXACT * float(np.abs(push).max()))
     weights = torch.from_numpy(multipliers).to(buffer.device, gram.dtype)
     if metric is None:
         cuts.add_(buffer, weights)
@@ -172,28 +182,32 @@ def strip_(momentum: Momentum, cuts: Cuts) -> None:
         buffer.add_((change / metric).to(buffer.dtype))
 
 
-def _solution(gram: Array, wished: Array) -> Array:
-    """Non-negative multipliers of the nearest point.
+def _solution(gram: Array, wished: Array, tolerance: float) -> Array:
+    """Non-negative multipliers of a point near which no wish is missed by more than a tolerance.
 
-    Those that come out negative are left out, and the others solved for again: that is often the
-    solution, and otherwise a start for the exact way.
+    Wishes that are not met by the way are taken in, and multipliers that come out negative left
+    out, all at once: that is nearly always the solution after two or three systems of equations,
+    and otherwise a start for the exact way.
     """
-    free = np.arange(len(wished))
     ridge = 1e-10 * max(float(gram.diagonal().max(initial=0.0)), 1e-300) * np.eye(len(wished))
-    matrix, multipliers = gram + ridge, np.zeros(len(wished))
-    while len(free):
-        try:
-            found = np.linalg.solve(matrix[np.ix_(free, free)], wished[free])
-        except np.linalg.LinAlgError:
-            return solve_nonnegative(gram, wished)
-        if (found >= 0).all():
-            multipliers[free] = found
-            break
-        free = free[found > 0]
-    missing = wished - gram @ multipliers
-    missing[free] = 0.0
-    if (missing <= 1e-6 * np.abs(wished).max(initial=0.0)).all():
-        return multipliers
+    matrix, free = gram + ridge, wished > tolerance
+    multipliers = np.zeros(len(wished))
+    for _ in range(QUICK_TRIES):
+        multipliers = np.zeros(len(wished))
+        while free.any():
+            index = free.nonzero()[0]
+            try:
+                found = np.linalg.solve(matrix[index[:, None], index], wished[index])
+            except np.linalg.LinAlgError:
+                return solve_nonnegative(gram, wished)
+            if found.min() >= 0:
+                multipliers[index] = found
+                break
+            free[index[found <= 0]] = False
+        missed = (wished - gram @ multipliers > tolerance) & ~free
+        if not missed.any():
+            return multipliers
+        free |= missed
     return solve_nonnegative(gram, wished, multipliers)
 
 

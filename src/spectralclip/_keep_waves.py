@@ -20,6 +20,8 @@ from spectralclip._waves import Array, Frequencies, Taps, Waves, WaveTracker, wa
 WIDTH, MOST_CUTS, NEAR, ROUNDS = 2, 24, 0.997, 5
 # Frequencies climb after so many steps.
 CLIMBING = 2
+# So often the direction of the weights' changes is looked for, if they are calm or costly.
+HEADING = 2
 # What is above its bound is brought a little below it, so that it is not above at each step.
 SLACK = 0.996
 # Looks at the beginning, at most, and how little the largest value grows when they are enough.
@@ -31,8 +33,13 @@ AMPLE, LEAST, LEAST_SHARE = 6e6, 14, 1 / 3
 # Then there are fewer rounds and cuts too, and a layer that should not be above its bound by more
 # than the headroom is left for some steps.
 COSTLY_ROUNDS, COSTLY_CUTS, COSTLY_ALMOST, COSTLY_SLACK = 2, 8, 1.015, (0.02, 0.06)
-LEAP = 1.5  # times the last stride: so far the weights may move in a step at rest
-RESTING, LONGEST_REST, SHORT_REST, CLOSE = 1.0, 3, 2, 0.97
+# Values that may have come up to this share of the bound are not left out of a look.
+OVERLOOKED = 0.96
+# Numbers of a kernel that are read to see how far it has moved, at least.
+SAMPLED = 2**15
+# Times the last stride: so far the weights may move in a step at rest, and before they are others.
+LEAP, STRANGE = 1.5, 30
+RESTING, COSTLY_RESTING, LONGEST_REST, CLOSE, CALM = 1.01, 1.0, 2, 0.97, 0.015
 
 
 @final
@@ -121,25 +128,28 @@ class WaveGroup:
         return largest
 
     def _step(self, bounds: Mapping[str, float], weight: Tensor, rows: Tensor | None) -> list[str]:
-        if not self.is_warm and not self._warm_up(weight, rows):
+        moved = self._moved(weight)
+        # What has been replaced, as by a checkpoint, begins anew.
+        is_new = not self.is_warm or STRANGE * self.stride < moved < math.inf
+        if is_new and not self._warm_up(weight, rows):
             return self._lost(weight, rows)
         self.tracker.ages += 1
         wished = [
             unrest.lowered(bounds.get(slot.name, math.inf))
             for slot, unrest in zip(self.slots, self.unrest, strict=True)
         ]
-        moved = self._moved(weight)
         # Weights that have leaped, or are lost, are not left alone.
         if moved <= LEAP * self.stride and self._may_rest(wished):
             return []
         self.stride = moved if self.looks > 1 and math.isfinite(moved) else 0.0
-        chosen = self.tracker.promising(self._count)
-        heading = (self.is_costly or self.looks % 2 == 1) and self.previous is not None
+        chosen = self._promising(wished)
+        restless = not self.is_costly and any(unrest.growth > CALM for unrest in self.unrest)
+        heading = self.previous is not None and (restless or self.looks % HEADING == 1)
         if heading and self.previous is not None:
             # In place: fresh memory for large weights takes longer than the subtraction.
             change = torch.sub(weight, self.previous, out=self.previous)
             self.tracker.follow_drift(change, rows, chosen)
-        rounds = COSTLY_ROUNDS if self.is_costly else ROUNDS
+        rounds = (COSTLY_ROUNDS if self.is_costly else ROUNDS) * (2 if is_new else 1)
         almost = COSTLY_ALMOST if self.is_costly else ALMOST
         for left in reversed(range(rounds)):
             first = left == rounds - 1
@@ -172,12 +182,26 @@ class WaveGroup:
         self.previous.copy_(weight)
         return []
 
+    def _promising(self, wished: Sequence[float]) -> Array | None:
+        """The frequencies to look at, as `WaveTracker.promising` gives them."""
+        if not self.is_costly:
+            return None
+        growth = np.repeat([unrest.growth for unrest in self.unrest], self._groups)
+        limits = np.repeat(np.asarray(wished), self._groups)
+        grown = 1 + growth[:, None] * self.tracker.ages
+        potential = grown * self.tracker.values / (OVERLOOKED * limits[:, None])
+        return self.tracker.promising(potential, self._count)
+
     def _moved(self, weight: Tensor) -> float:
-        """How far a kernel has moved in a step since the last look, at most."""
+        """How far a kernel has moved in a step since the last look, at most.
+
+        Seen in some of the rows: it is to show leaps, and large weights take long to read.
+        """
         if self.previous is None:
             return math.inf
-        change = torch.linalg.vector_norm(weight - self.previous, dim=(1, 2))
-        return float(change.amax()) / (1 + self.rested)
+        every = max(1, math.isqrt(weight.numel() // SAMPLED))
+        change = weight[:, ::every] - self.previous[:, ::every]
+        return float(torch.linalg.vector_norm(change, dim=(1, 2)).amax()) / (1 + self.rested)
 
     @torch.no_grad()
     def shrink(self, index: int, factor: float) -> None:
@@ -265,11 +289,13 @@ class WaveGroup:
     def _may_rest(self, bounds: Sequence[float]) -> bool:
         """Whether no layer should be far above its bound after another step."""
         steps = self.rested + 1
-        longest = LONGEST_REST if self.is_costly else SHORT_REST
-        if steps >= longest or any(math.isnan(unrest.norm) for unrest in self.unrest):
+        if steps >= LONGEST_REST or any(math.isnan(unrest.norm) for unrest in self.unrest):
             return False
+        resting = COSTLY_RESTING if self.is_costly else RESTING
         for unrest, bound in zip(self.unrest, bounds, strict=True):
-            if unrest.norm * (1 + unrest.growth * steps) > RESTING * bound:
+            if unrest.norm * (1 + unrest.growth * steps) > resting * bound:
+                return False
+            if not self.is_costly and unrest.growth > CALM:
                 return False
         # Far below, the norm is to be known at each step; near the bound it is known anyway.
         near = any(u.norm > CLOSE * b for u, b in zip(self.unrest, bounds, strict=True))
@@ -354,7 +380,7 @@ class WaveGroup:
             if rows is not None:
                 left = left * rows[own][kernel][:, None]
             cuts, target = FactorCuts(kernel, self._groups, left, right), weight[own]
-        active = project_(target, cuts, found[where] - aim)
+        active = project_(target, cuts, found[where] - aim, (bound - aim) / 2)
         self._store(index, weight)
         if active is not None and first:
             self._stripping(slot.moving, lambda momentum: strip_(momentum, active))

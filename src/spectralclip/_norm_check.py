@@ -28,7 +28,7 @@ SETTLED, FOLLOWING_ROUNDS = 5e-4, 3
 LEAST_RATIO, MOST_RATIO = 0.8, 1.25
 # The share of a growth that may go unseen, how low a target may become for that, and how much of
 # an unrest is left after each step.
-UNSEEN, MOST_UNSEEN, CALMING = 0.75, 0.1, 0.9
+UNSEEN, MOST_UNSEEN, CALMING = 0.9, 0.1, 0.9
 # What is supposed before anything has been seen.
 FIRST_GROWTH = 0.01
 # How much of a caution is gone after each look that did not call for it.

@@ -236,18 +236,27 @@ class WaveTracker:
         """Real vectors that the weights are multiplied with in each half of a whole look."""
         return 2 * self.vectors.shape[1] * self.vectors.shape[2]
 
-    def promising(self, count: int) -> Array | None:
-        """Some frequencies to look at: `(B, count)`, or None for all.
+    def promising(self, potential: Array, count: int) -> Array | None:
+        """Some frequencies to look at: `(B, at least count)`, or None for all.
 
-        Half of them have the largest values, as far as that is known; the others have not been
-        looked at for longest, since what is known of them is out of date.
+        Those that may have come up to the bound since they were last looked at, but no fewer than
+        half of the count, and as many that have not been looked at for longest, since little is
+        known of them.
+
+        Args:
+            potential: `(B, F)`, how far the largest value at each frequency may be by now, as a
+                share of what must not be overlooked.
+            count: How many frequencies to look at, at least.
         """
-        if count >= self.values.shape[1]:
+        most = self.values.shape[1]
+        old = count // 2
+        near = max(int((potential > 1).sum(1).max()), count - old)
+        if near + old >= most:
             return None
-        largest = np.argsort(-self.values, axis=1, kind="stable")[:, : (count + 1) // 2]
+        largest = np.argsort(-potential, axis=1, kind="stable")[:, :near]
         ages = self.ages.copy()
         np.put_along_axis(ages, largest, -1.0, axis=1)
-        oldest = np.argsort(-ages, axis=1, kind="stable")[:, : count // 2]
+        oldest = np.argsort(-ages, axis=1, kind="stable")[:, :old]
         chosen: Array = np.sort(np.concatenate((largest, oldest), axis=1), axis=1)
         return chosen
 
