@@ -26,7 +26,7 @@ FOLLOWED, NEAR_FOLLOWED, COSTLY_FOLLOWED = 4, 32, 48
 # Multiplications of an application that is cheap.
 CHEAP = 2e7
 # Below this share of the bound one vector is enough, and all are refreshed after so many steps.
-FAR, REFRESHED = 0.9, 8
+FAR, REFRESHED = 0.9, 16
 
 
 class Keeping(ABC):
@@ -228,7 +228,7 @@ class KeptByImages(Keeping):
                 return self.names
             if norm > bound:
                 self._keepers[0].shrink(bound / norm)
-            self._norm = min(max(norm, known) if whole else norm, bound)
+            self._norm = min(max(norm, known) if whole and is_due else norm, bound)
         else:
             self._norm = known * (1.0 if whole else self._check.ratio)
         return ()
