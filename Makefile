@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install lint test test-all demo bench format clean
+.PHONY: help install browser lint test test-all test-timm docs demo bench format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,20 +28,43 @@ $(INTEGRATIONS): $(STAMP)
 	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[dev,integrations]"
 	touch $@
 
+DOCS := .venv/.docs
+$(DOCS): $(STAMP)
+	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[dev,docs]"
+	touch $@
+
 lint: $(STAMP) ## Check style, formatting, types and the direction of imports
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint ## Lint, then run the tests except those marked slow
+# The page of a report is tested in a real browser, where one is there or may be installed.
+browser:
+	@tools/install_chromium.sh
+
+test: lint browser ## Lint, then run the tests except those marked slow
 	$(PYTEST) -m "not slow"
 
-test-all: $(INTEGRATIONS) lint ## Lint, then run every test, those of the integrations included
+test-all: $(INTEGRATIONS) $(DOCS) lint browser test-timm ## Lint, then run every test, those of the integrations included
 	$(PYTEST)
 
-demo: $(STAMP) ## Show the library at work
-	$(BIN)/python -m spectralclip.demo
+# timm wants torchvision, which does not go with every torch: it has an environment of its own.
+TIMM := .venv-timm/.installed
+$(TIMM): pyproject.toml constraints.txt
+	test -x .venv-timm/bin/python || $(PYTHON) -m venv .venv-timm
+	.venv-timm/bin/python -m pip install --constraint constraints.txt --editable ".[cli]" pyyaml pillow huggingface_hub pytest
+	.venv-timm/bin/python -m pip install --no-deps timm torchvision
+	touch $@
+
+test-timm: $(TIMM) ## Audit models of timm through the command line
+	OMP_NUM_THREADS=1 .venv-timm/bin/python -m pytest --noconftest -p no:cacheprovider tests/timm_check.py
+
+docs: $(DOCS) ## Build the documentation's site
+	$(BIN)/mkdocs build --strict
+
+demo: $(STAMP) ## Train three small networks on digits, attack them, and write the report
+	$(BIN)/spectralclip demo
 
 bench: $(STAMP) ## Measure extraction, bounds, clipping and training side by side with their peers
 	$(BIN)/python -m benchmarks.extraction
@@ -54,5 +77,5 @@ format: $(STAMP) ## Fix formatting and what the linter can fix
 	$(BIN)/ruff format
 
 clean: ## Remove .venv, caches and built files
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-timm build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests tools benchmarks experiments -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -138,17 +138,21 @@ OPTIONAL = (
     "accelerate",
     "hypothesis",
     "jinja2",
+    "jsonschema",
     "lightning",
     "matplotlib",
-    "plotly",
     "psutil",
     "pytest",
     "rich",
+    "safetensors",
     "scipy",
+    "selenium",
     "sympy",
     "tensorboard",
+    "timm",
     "transformers",
     "typer",
+    "vl_convert",
 )
 
 MODULES_ADDED_BY_IMPORT = """

@@ -4,12 +4,21 @@ from importlib.metadata import version
 
 from spectralclip import methods
 from spectralclip._affine import NotAffineError
+from spectralclip._audit import Audit, Comparison, LayerAudit, audit
 from spectralclip._bounds import Interval, norm_bounds
 from spectralclip._check import check_affine
 from spectralclip._clip import ClipResult, clip_
 from spectralclip._clip_model import clip_model_
 from spectralclip._exact import Exact
 from spectralclip._layers import FoundLayer, find_layers, skipped_layers
+from spectralclip._lipschitz import (
+    NetworkBound,
+    Step,
+    Unbounded,
+    certified_radius,
+    jacobian_operator,
+    lipschitz_bounds,
+)
 from spectralclip._meeting import DisagreementError
 from spectralclip._operator import LinearOperator, as_operator
 from spectralclip._reshape import set_spectrum_
@@ -28,7 +37,9 @@ __version__ = version("spectralclip")
 
 __all__ = [
     "Attachment",
+    "Audit",
     "ClipResult",
+    "Comparison",
     "ConvergenceWarning",
     "DisagreementError",
     "Exact",
@@ -36,19 +47,27 @@ __all__ = [
     "Interval",
     "Keeper",
     "Lanczos",
+    "LayerAudit",
     "LinearOperator",
     "Method",
+    "NetworkBound",
     "NormWarning",
     "NotAffineError",
     "PowerQR",
     "Solver",
     "Spectrum",
+    "Step",
+    "Unbounded",
     "as_operator",
     "attach",
+    "audit",
+    "certified_radius",
     "check_affine",
     "clip_",
     "clip_model_",
     "find_layers",
+    "jacobian_operator",
+    "lipschitz_bounds",
     "load_digits",
     "methods",
     "norm_bounds",

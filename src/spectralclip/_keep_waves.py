@@ -39,7 +39,9 @@ OVERLOOKED = 0.96
 SAMPLED = 2**15
 # Times the last stride: so far the weights may move in a step at rest, and before they are others.
 LEAP, STRANGE = 1.5, 30
-RESTING, COSTLY_RESTING, LONGEST_REST, CLOSE, CALM = 1.01, 1.0, 2, 0.97, 0.015
+RESTING, COSTLY_RESTING, LONGEST_REST, CLOSE = 1.01, 1.02, 2, 0.97
+# The growth in a step up to which weights are calm, and above which one look is not enough.
+CALM, WILD = 0.015, 0.03
 
 
 @final
@@ -143,6 +145,7 @@ class WaveGroup:
             return []
         self.stride = moved if self.looks > 1 and math.isfinite(moved) else 0.0
         chosen = self._promising(wished)
+        wild = not self.is_costly and any(unrest.growth > WILD for unrest in self.unrest)
         restless = not self.is_costly and any(unrest.growth > CALM for unrest in self.unrest)
         heading = self.previous is not None and (restless or self.looks % HEADING == 1)
         if heading and self.previous is not None:
@@ -163,7 +166,8 @@ class WaveGroup:
             if not all(map(math.isfinite, seen)):
                 return self._lost(weight, rows)
             self.tracker.keep(waves)
-            self._latest, again = waves, False
+            # What grows fast has grown further than one look shows.
+            self._latest, again = waves, first and wild
             if first:
                 self._note(seen, wished)
             for index, (slot, bound) in enumerate(zip(self.slots, wished, strict=True)):
@@ -295,7 +299,7 @@ class WaveGroup:
         for unrest, bound in zip(self.unrest, bounds, strict=True):
             if unrest.norm * (1 + unrest.growth * steps) > resting * bound:
                 return False
-            if not self.is_costly and unrest.growth > CALM:
+            if not self.is_costly and unrest.leap > CALM:
                 return False
         # Far below, the norm is to be known at each step; near the bound it is known anyway.
         near = any(u.norm > CLOSE * b for u, b in zip(self.unrest, bounds, strict=True))

@@ -28,7 +28,7 @@ SETTLED, FOLLOWING_ROUNDS = 5e-4, 3
 LEAST_RATIO, MOST_RATIO = 0.8, 1.25
 # The share of a growth that may go unseen, how low a target may become for that, and how much of
 # an unrest is left after each step.
-UNSEEN, MOST_UNSEEN, CALMING = 0.9, 0.1, 0.9
+UNSEEN, MOST_UNSEEN, CALMING, FORGIVING = 0.9, 0.1, 0.9, 0.98
 # What is supposed before anything has been seen.
 FIRST_GROWTH = 0.01
 # How much of a caution is gone after each look that did not call for it.
@@ -45,10 +45,11 @@ class Unrest:
     Attributes:
         norm: The norm after the last step, NaN if there was none.
         growth: The largest relative growth in a step, lately.
+        leap: The same over a longer time: what may come again.
     """
 
     def __init__(self) -> None:
-        self.norm, self.growth = math.nan, FIRST_GROWTH
+        self.norm, self.growth, self.leap = math.nan, FIRST_GROWTH, FIRST_GROWTH
 
     def lowered(self, bound: float) -> float:
         """What to aim at for a bound."""
@@ -58,15 +59,17 @@ class Unrest:
         """Take note of what was seen after so many steps, and of what was left of it."""
         grown = 0.0 if math.isnan(self.norm) else max(0.0, seen / max(self.norm, 1e-30) - 1)
         self.growth = max(CALMING**steps * self.growth, grown / steps)
+        self.leap = max(FORGIVING**steps * self.leap, grown / steps)
         self.norm = kept
 
     def state(self) -> dict[str, float]:
         """What is remembered."""
-        return {"norm": self.norm, "growth": self.growth}
+        return {"norm": self.norm, "growth": self.growth, "leap": self.leap}
 
     def load_state(self, state: Mapping[str, float]) -> None:
         """Go on from there."""
         self.norm, self.growth = float(state["norm"]), float(state["growth"])
+        self.leap = float(state["leap"])
 
 
 @final

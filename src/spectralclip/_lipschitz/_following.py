@@ -1,0 +1,102 @@
+"""`follow`: one forward pass of a model, as the flow of its input's numbers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from spectralclip._affine import evaluation_mode, plain_numerics
+from spectralclip._candidates import BATCH_NORM, bare_modules, connectors
+from spectralclip._explicit import is_plain
+from spectralclip._forward_pass import left_as_it_was
+from spectralclip._graph import tensors_in
+from spectralclip._layers import ExampleInputs, find_layers
+from spectralclip._lipschitz._flow import Flow
+from spectralclip._lipschitz._ledger import TOKEN, Ledger
+from spectralclip._lipschitz._recorder import Calls, Functions, Operations
+
+ATTENTION = "attention multiplies values that depend on the input with each other"
+_RECURRENT = "a recurrent layer multiplies its state with gates that depend on the input"
+_OPAQUE: dict[type[nn.Module], str] = {
+    nn.MultiheadAttention: ATTENTION,
+    nn.RNNBase: _RECURRENT,
+    nn.RNNCellBase: _RECURRENT,
+}
+# Functions of which more is known than of the operations that they consist of, and why nothing is
+# known of some others.
+_WHOLE_FUNCTIONS: dict[Any, str] = {
+    F.softsign: "",
+    F.tanhshrink: "",
+    F.pad: "",
+    F.rms_norm: "",
+    F.normalize: "",
+    F.scaled_dot_product_attention: ATTENTION,
+    F.multi_head_attention_forward: ATTENTION,
+}
+
+
+class NotFollowedError(RuntimeError):
+    """The model did not run while its operations were followed."""
+
+
+@plain_numerics()
+def follow(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Flow:
+    """Run a model, as in evaluation, and follow what becomes of its input.
+
+    Args:
+        model: A bare model; it is left as it was.
+        args: Positional arguments; or none, and
+        kwargs: Keyword arguments.
+
+    Raises:
+        NotFollowedError: The model raised an error, its own or one about being followed.
+    """
+    args, kwargs = tree_map_only(Tensor, lambda x: x.detach().clone(), (list(args), dict(kwargs)))
+    whole = _whole(model, args or kwargs)
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(evaluation_mode([model]))
+        stack.enter_context(left_as_it_was(model))
+        if "torch._dynamo" in sys.modules:  # else nothing has been compiled
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        names = {module: name for name, module in bare_modules(model)}
+        ledger = Ledger(names, [*model.parameters(), *model.buffers()])
+        for tensor in tensors_in((args, kwargs)):
+            if tensor.is_floating_point():
+                ledger.source(tensor)
+            elif tensor.is_complex():
+                ledger.flow.escapes.append(("", "input", "complex numbers are not followed"))
+            else:
+                ledger.tag([tensor], frozenset({TOKEN}))
+        stack.enter_context(Calls(ledger, whole).hooked())
+        try:
+            with Operations(ledger), Functions(ledger, _WHOLE_FUNCTIONS):
+                output = model(*args, **kwargs)
+            return ledger.close(output)
+        except Exception as error:
+            raise NotFollowedError(str(error)) from error
+
+
+def _whole(model: nn.Module, example_inputs: ExampleInputs) -> dict[nn.Module, str]:
+    """The modules whose calls count as one operation: affine ones, and those out of reach."""
+    found = find_layers(model, example_inputs, compose=False)
+    whole = {part: "" for layer in found.values() for part in layer.modules}
+    whole.update((part, "") for _, part in connectors(model))
+    for _, module in bare_modules(model):
+        if is_plain(module, BATCH_NORM) and getattr(module, "running_mean", None) is not None:
+            whole[module] = ""
+        for kind, reason in _OPAQUE.items():
+            if isinstance(module, kind):
+                whole[module] = reason
+    return {
+        module: reason
+        for module, reason in whole.items()
+        if not isinstance(module, (nn.Embedding, nn.EmbeddingBag, torch.jit.ScriptModule))
+    }

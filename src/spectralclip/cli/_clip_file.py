@@ -1,0 +1,118 @@
+"""Clipping the weights of a checkpoint through the model they belong to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from spectralclip._atomic import require_writable
+from spectralclip._clip import ClipResult
+from spectralclip._clip_model import clip_found_layers_, layer_targets
+from spectralclip._forward_pass import unwrapped
+from spectralclip._layers import Compose, ExampleInputs, FoundLayer, find_layers
+from spectralclip._svds import spectral_norm
+from spectralclip.cli import _weights_file
+from spectralclip.cli._problems import Problem, cannot, listed
+from spectralclip.cli._weights_file import Checkpoint, Fit
+
+
+def require_output(source: Path, target: Path, *, overwrite: bool) -> None:
+    """Refuse, before any work, a file that may not or cannot be written.
+
+    Raises:
+        Problem: It is the input or another file, and `overwrite` is not set; it is of another
+            format; or nothing can be written there.
+    """
+    safe = ".safetensors"
+    if (source.suffix == safe) != (target.suffix == safe):
+        raise Problem(
+            f"output {target}: expected the format of the input, {source.suffix}, got "
+            f"{target.suffix or 'no ending'}."
+        )
+    if os.path.lexists(target) and not overwrite:
+        same = target.exists() and source.exists() and target.samefile(source)
+        what = "is the input itself" if same else "exists already"
+        raise Problem(f"output {target} {what}: choose another name, or add --overwrite.")
+    try:
+        require_writable(target)
+    except OSError as error:
+        raise cannot("write", error) from error
+
+
+def clip_checkpoint_(
+    model: nn.Module,
+    example_inputs: ExampleInputs,
+    checkpoint: Checkpoint,
+    fit: Fit,
+    max_norm: float,
+    *,
+    layers: Sequence[str] = (),
+    compose: Compose = True,
+    **options: Any,
+) -> dict[str, ClipResult]:
+    """Clip the layers whose weights are in the checkpoint, in the model and in the checkpoint.
+
+    Args:
+        model: The model, with the checkpoint loaded.
+        example_inputs: What it is called with.
+        checkpoint: Receives the clipped weights, in the type that it keeps each of them in.
+        fit: What `load_` gave.
+        max_norm: The bound.
+        layers: Patterns of names, such as "layer1.*"; all layers by default.
+        compose: As for `clip_model_`.
+        options: Passed on to `clip_`: tol, exact, certify, generator.
+
+    Returns:
+        What happened, by name; norms after clipping are those of the weights as stored.
+    """
+    found = find_layers(model, example_inputs, compose)
+    chosen = {name for name in found if not layers or any(_fits(name, p) for p in layers)}
+    if not chosen:
+        raise Problem(
+            f"no layer is named as --layers says ({', '.join(layers)}); there are "
+            f"{listed(list(found))}."
+            if found
+            else "the model has no affine layers: there is nothing to clip."
+        )
+    stored = _stored_parameters(model, fit)
+
+    def bound(name: str, layer: FoundLayer) -> float | None:
+        there = any(id(p) in stored for module in layer.modules for p in module.parameters())
+        return max_norm if name in chosen and there else None
+
+    results = clip_found_layers_(found, layer_targets(found, bound), progress=True, **options)
+    _weights_file.store_(checkpoint, model, fit)
+    if _is_rounded(checkpoint, model, fit):
+        _weights_file.load_(model, checkpoint, allow_partial=True)
+        results = {name: _measured(found[name], result) for name, result in results.items()}
+    return results
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Whether a pattern fits the name of a layer, or of a part of a composition."""
+    return any(fnmatchcase(one, pattern) for one in (name, *name.split("+")))
+
+
+def _stored_parameters(model: nn.Module, fit: Fit) -> set[int]:
+    names = set(fit.names.values())
+    named = unwrapped(model).named_parameters(remove_duplicate=False)
+    return {id(parameter) for name, parameter in named if name in names}
+
+
+def _is_rounded(checkpoint: Checkpoint, model: nn.Module, fit: Fit) -> bool:
+    """Whether the file keeps numbers in another type than the model has."""
+    own, tensors = unwrapped(model).state_dict(), checkpoint.tensors
+    return any(tensors[key].dtype != own[name].dtype for key, name in fit.names.items())
+
+
+def _measured(layer: FoundLayer, result: ClipResult) -> ClipResult:
+    measure: Callable[..., torch.Tensor] = spectral_norm
+    norms = [float(measure(list(layer.modules), shape)) for shape in layer.in_shapes]
+    return replace(result, norm_after=max(norms))

@@ -1,0 +1,260 @@
+"""From what is written on the command line to a model and its inputs."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from spectralclip.cli._exported import load_program
+from spectralclip.cli._problems import Problem, one_line, raised
+
+FORMS = "module.path:factory, file.py:factory, timm:NAME, transformers:NAME_OR_DIR, or FILE.pt2"
+
+
+@final
+@dataclass(frozen=True)
+class Source:
+    """A model as the command line names it.
+
+    Attributes:
+        model: The model.
+        example: What it is called with, where the source says so.
+        random: Whether its weights are as they were initialized.
+    """
+
+    model: nn.Module
+    example: tuple[Any, ...] | None = None
+    random: bool = True
+
+
+def load(
+    text: str, options: Mapping[str, Any], *, trust: bool = False, has_weights: bool = False
+) -> Source:
+    """The model that a MODEL argument means.
+
+    Args:
+        text: One of `FORMS`.
+        options: Arguments of the factory, or overrides of a configuration.
+        trust: Allow exported programs, whose loader can run code.
+        has_weights: Weights will be loaded from a file, so that none are needed now.
+
+    Raises:
+        Problem: There is no such model, or it cannot be made.
+    """
+    if text.endswith(".pt2"):
+        return _exported(Path(text), options, trust)
+    kind, colon, name = text.rpartition(":") if ":" in text else ("", "", text)
+    library, _, rest = text.partition(":")
+    if library in ("timm", "transformers"):
+        if not rest:
+            raise Problem(f"MODEL {text!r}: expected a name behind '{library}:'.")
+        make = _timm if library == "timm" else _transformers
+        return make(rest, options, has_weights)
+    if not colon or not kind or not name:
+        raise Problem(f"MODEL {text!r}: expected {FORMS}.")
+    return Source(_made(text, _attribute(_module(kind, text), name, text), options))
+
+
+# --- A factory of the user's -----------------------------------------------------------------
+
+
+def _module(name: str, text: str) -> ModuleType:
+    """Import a module by its path or by its name, from the current folder too."""
+    try:
+        if name.endswith(".py"):
+            return _from_file(Path(name))
+        _look_in(Path.cwd())
+        return importlib.import_module(name)
+    except Problem:
+        raise
+    except (Exception, SystemExit) as error:
+        raise Problem(f"MODEL {text!r}: cannot import {name}: {_why(error, name)}.") from error
+
+
+def _why(error: BaseException, name: str) -> str:
+    """Why an import failed; where it is simply not there, no line of code is to blame."""
+    if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(error.name):
+        return f"there is no module {error.name!r} here or among the installed packages"
+    return raised(error)
+
+
+def _from_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise Problem(f"cannot read {path}: there is no such file.")
+    # A plain name lets other processes import it too; but never in place of another module.
+    name = path.stem if path.stem.isidentifier() else "_model"
+    if importlib.util.find_spec(name) is not None:
+        name = f"_file_{name}"
+    _look_in(path.resolve().parent)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # it ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _look_in(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def _attribute(module: ModuleType, name: str, text: str) -> Any:
+    found: Any = module
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            have = [key for key in vars(module) if not key.startswith("_")]
+            raise Problem(
+                f"MODEL {text!r}: {module.__name__} has no attribute {part!r}; it has "
+                f"{', '.join(sorted(have)[:8]) or 'nothing public'}."
+            ) from error
+    return found
+
+
+def _made(text: str, factory: Any, options: Mapping[str, Any]) -> nn.Module:
+    """What a class or a function makes, or a module as it is."""
+    if isinstance(factory, nn.Module):
+        if options:
+            raise Problem(f"MODEL {text!r} is a module already: --set has nothing to set.")
+        return factory
+    if not callable(factory):
+        raise Problem(
+            f"MODEL {text!r}: expected a class, a function or a module, got "
+            f"{type(factory).__name__}."
+        )
+    try:
+        model = factory(**options)
+    except (Exception, SystemExit) as error:
+        raise Problem(
+            f"MODEL {text!r} raised {raised(error)}. Arguments are given with --set name=value."
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise Problem(
+            f"MODEL {text!r}: expected it to make a torch.nn.Module, got {type(model).__name__}."
+        )
+    return model
+
+
+# --- Libraries and programs ------------------------------------------------------------------
+
+
+def _timm(name: str, options: Mapping[str, Any], has_weights: bool) -> Source:
+    timm = _package("timm")
+    with _named(f"timm:{name}"):
+        model = timm.create_model(name, **options)
+    return Source(model, random=not (options.get("pretrained") or options.get("checkpoint_path")))
+
+
+def _transformers(name: str, options: Mapping[str, Any], has_weights: bool) -> Source:
+    package = _package("transformers")
+    if not sys.stderr.isatty():
+        package.utils.logging.disable_progress_bar()  # it would be drawn into logs
+    local = os.path.isdir(name)
+    if not local and name.startswith((".", "/", "~")):
+        raise Problem(f"transformers:{name}: there is no such folder.")
+    with _named(f"transformers:{name}"):
+        config = package.AutoConfig.from_pretrained(
+            name, trust_remote_code=False, local_files_only=local, **options
+        )
+        kind = _architecture(package, config)
+        if has_weights or (local and not _has_weights(Path(name))):
+            make = kind if kind is not package.AutoModel else kind.from_config
+            return Source(make(config))
+        model = kind.from_pretrained(
+            name, config=config, trust_remote_code=False, local_files_only=local
+        )
+    return Source(model, random=False)
+
+
+def _architecture(package: Any, config: Any) -> Any:
+    """The class that the configuration was saved with, head included, if the package has it."""
+    names = getattr(config, "architectures", None) or []
+    return next(
+        (getattr(package, one) for one in names if hasattr(package, one)), package.AutoModel
+    )
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(folder.glob("*.safetensors*")) or any(folder.glob("*.bin*"))
+
+
+def _exported(path: Path, options: Mapping[str, Any], trust: bool) -> Source:
+    if not path.is_file():
+        raise Problem(f"cannot read {path}: there is no such file.")
+    if not trust:
+        raise Problem(
+            f"{path}: an exported program can run code while it is loaded: add --trust if you "
+            "trust where it comes from."
+        )
+    if options:
+        raise Problem(f"{path} is an exported program: --set has nothing to set.")
+    model, example = load_program(path)
+    return Source(model, example, random=False)
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise Problem(
+            f"MODEL {name}:... needs the package {name}, which cannot be imported "
+            f"({one_line(error)}): pip install {name}"
+        ) from error
+    except RuntimeError as error:
+        raise Problem(
+            f"the package {name} cannot be imported: {one_line(error)}. Are all packages made for "
+            f"torch {torch.__version__}?"
+        ) from error
+
+
+@contextlib.contextmanager
+def _named(text: str) -> Iterator[None]:
+    """Errors of a library with the model's name in front."""
+    try:
+        yield
+    except Exception as error:
+        raise Problem(f"MODEL {text!r}: {type(error).__name__}: {one_line(error)}.") from error
+
+
+def parse_options(settings: Sequence[str]) -> dict[str, Any]:
+    """Arguments `name=value`, where the value is a Python literal or else a string.
+
+    Example:
+        >>> parse_options(["width=8", "norm=batch", "pretrained=true"])
+        {'width': 8, 'norm': 'batch', 'pretrained': True}
+    """
+    options: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not name.isidentifier():
+            raise Problem(f"--set {setting!r}: expected name=value, for example --set width=8.")
+        options[name] = _literal(value)
+    return options
+
+
+def _literal(value: str) -> Any:
+    words = {"true": True, "false": False, "none": None}
+    if value.lower() in words:
+        return words[value.lower()]
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return value

@@ -1,0 +1,119 @@
+"""What the command line prints: for a person at a terminal, or plain text for whatever reads it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, TextIO, final
+
+from rich.console import Console
+
+from spectralclip._audit._table import Column, Sheet, plain_table, rich_table
+from spectralclip._clip import ClipResult
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from spectralclip._audit._record import Audit, Comparison
+
+CLIP_COLUMNS = (
+    Column("layer", "left"),
+    Column("norm before"),
+    Column("after"),
+    Column("moved by"),
+)
+
+
+@final
+class BrokenPipe(Exception):
+    """Whoever was reading has gone away, as `head` does."""
+
+
+@final
+class _Console(Console):
+    """A console that leaves the exit code to us when nobody reads any more."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipe
+
+
+def show(result: Audit | Comparison) -> None:
+    """Print an audit as a table."""
+    _print(result.table, result.__str__)
+
+
+def show_clipped(results: Mapping[str, ClipResult], max_norm: float) -> None:
+    """Print what clipping has moved."""
+    moved = {name: result for name, result in results.items() if result.distance > 0}
+    rows = [
+        (name, f"{one.norm_before:.4g}", f"{one.norm_after:.4g}", f"{one.distance:.4g}")
+        for name, one in moved.items()
+    ]
+    within = len(results) - len(moved)
+    footer = f"{len(moved)} of {len(results)} layers moved; {within} within the bound already."
+    sheet = Sheet(f"clipped to norm {max_norm:g}", CLIP_COLUMNS, rows, footer)
+    _print(lambda: rich_table(sheet), lambda: plain_table(sheet))
+
+
+def _print(rich: Callable[[], Table], plain: Callable[[], str]) -> None:
+    """A table as wide as the terminal, or plain text that nothing cuts short."""
+    if sys.stdout.isatty():
+        _Console().print(rich())
+    else:
+        say(plain())
+
+
+def say(text: str) -> None:
+    """Print to the output."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError as error:
+        raise BrokenPipe from error
+
+
+def note(text: str) -> None:
+    """Tell the user something that is not a part of the output."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Show warnings as one line each, without the source line that they come from."""
+
+    def line(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        note(f"warning: {' '.join(str(message).split())}")
+
+    usual: Any = warnings.showwarning
+    warnings.showwarning = line
+    try:
+        yield
+    finally:
+        warnings.showwarning = usual
+
+
+@contextmanager
+def forgiving_encoding() -> Iterator[None]:
+    """Let an output that cannot write a character write a question mark."""
+    with ExitStack() as stack:
+        for stream in (sys.stdout, sys.stderr):
+            reconfigure = getattr(stream, "reconfigure", None)
+            if reconfigure is not None:
+                stack.callback(reconfigure, errors=stream.errors)
+                reconfigure(errors="replace")
+        yield
+
+
+def abandon_output() -> None:
+    """Let the interpreter close an output that nobody reads without complaint."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())

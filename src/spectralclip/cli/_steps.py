@@ -1,0 +1,145 @@
+"""What the commands have in common: a model, its weights and inputs, and the files they write."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from spectralclip._affine import evaluation_mode
+from spectralclip._atomic import require_writable, write_texts
+from spectralclip._audit._record import Audit
+from spectralclip._forward_pass import left_as_it_was
+from spectralclip._graph import tensors_in
+from spectralclip.cli import _output, _weights_file
+from spectralclip.cli._example_inputs import SYNTAX, example_inputs, parse_input
+from spectralclip.cli._model_source import Source, load, parse_options
+from spectralclip.cli._problems import Problem, cannot, one_line
+
+if TYPE_CHECKING:
+    from spectralclip._audit._record import Comparison
+
+STANDARD_OUTPUT = "-"
+
+
+def get_source(
+    text: str,
+    settings: Sequence[str] | None,
+    *,
+    trust: bool,
+    has_weights: bool,
+    device: str | None,
+    seed: int,
+    notes: list[str],
+) -> Source:
+    """The model that the user means, with the same random weights for the same seed.
+
+    What there is to say goes to `notes`, to be shown once all has gone well: an error is one line.
+    """
+    options = parse_options(settings or ())
+    # What a model prints on its way is not a part of our output.
+    with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(sys.stderr):
+        torch.manual_seed(seed)
+        source = load(text, options, trust=trust, has_weights=has_weights)
+    if source.random and not has_weights:
+        notes.append(f"note: {text} has the weights that it makes itself; --weights loads others.")
+    if device is not None:
+        try:
+            source.model.to(device)
+        except (RuntimeError, AssertionError) as error:
+            raise Problem(f"--device {device!r} cannot be used: {one_line(error)}") from error
+    return source
+
+
+def load_weights_(
+    source: Source, path: Path, *, allow_partial: bool, notes: list[str]
+) -> tuple[_weights_file.Checkpoint, _weights_file.Fit]:
+    """Load a file into the model, and say what was recognized in it."""
+    checkpoint = _weights_file.read(path)
+    fit = _weights_file.load_(source.model, checkpoint, allow_partial=allow_partial)
+    said = [f"{len(fit.names)} tensors of {path}"]
+    if checkpoint.wrapper:
+        said.append("kept under " + " / ".join(map(repr, checkpoint.wrapper)))
+    if fit.prefix:
+        said.append(f"named with {fit.prefix!r} in front")
+    notes.append("; ".join(["weights: " + ", ".join(said), *fit.complaints]))
+    return checkpoint, fit
+
+
+def get_example(
+    source: Source, inputs: Sequence[str] | None, *, batch: int, seed: int, text: str
+) -> Any:
+    """What to call the model with; it has been called with it once."""
+    if inputs:
+        specs = [parse_input(one) for one in inputs]
+        example = example_inputs(specs, source.model, batch=batch, seed=seed)
+    elif source.example is not None:
+        example = source.example
+    else:
+        raise Problem(
+            f"MODEL {text!r}: the shape of its input is not known: add --input {SYNTAX}, for "
+            "example --input 3,32,32."
+        )
+    args, kwargs = ((), example) if isinstance(example, Mapping) else (example, {})
+    args, kwargs = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+    try:
+        with torch.no_grad(), evaluation_mode([source.model]), left_as_it_was(source.model):
+            source.model(*args, **kwargs)
+    except Exception as error:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(example))
+        raise Problem(
+            f"MODEL {text!r} cannot be called with {shapes}: {type(error).__name__}: "
+            f"{one_line(error)}. --input is the shape of one input without the batch, with :int64 "
+            "behind it for token ids."
+        ) from error
+    return example
+
+
+def require_outputs(html: Path | None, json: str | None) -> None:
+    """Find out before the work whether its result can be written."""
+    if html is not None and json is not None and html.absolute() == Path(json).absolute():
+        raise Problem(f"--html and --json are the same file, {html}: choose two.")
+    for path in (html, None if json == STANDARD_OUTPUT else json):
+        if path is not None:
+            try:
+                require_writable(path)
+            except OSError as error:
+                raise cannot("write", error) from error
+
+
+def write_result(
+    result: Audit | Comparison, html: Path | None, json: str | None, notes: Sequence[str] = ()
+) -> None:
+    """Write what was asked for, all or nothing, and print the table or the JSON."""
+    texts: dict[Any, str] = {}
+    if html is not None:
+        texts[html] = result.to_html()
+    if json is not None and json != STANDARD_OUTPUT:
+        texts[json] = result.to_json()
+    try:
+        write_texts(texts)
+    except OSError as error:
+        raise cannot("write", error) from error
+    if json == STANDARD_OUTPUT:
+        _output.say(result.to_json())
+    else:
+        _output.show(result)
+    for line in (*notes, *(f"wrote {path}" for path in texts)):
+        _output.note(line)
+
+
+def read_audit(path: Path) -> Audit:
+    """An audit from a file of `--json`."""
+    try:
+        return Audit.from_json(path)
+    except OSError as error:
+        raise cannot("read", error) from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise Problem(
+            f"{path}: expected an audit as --json writes it, but it is none: {one_line(error)}"
+        ) from error

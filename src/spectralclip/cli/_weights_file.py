@@ -1,0 +1,281 @@
+"""Checkpoints: reading them without running code, and writing them back in the same form."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from spectralclip._atomic import replacing
+from spectralclip._forward_pass import unwrapped
+from spectralclip.cli._pickled import wanted_globals
+from spectralclip.cli._problems import Problem, cannot, listed, one_line
+
+PICKLED = (".pt", ".pth", ".bin", ".ckpt")
+SUFFIXES = (".safetensors", *PICKLED)
+
+# Under which names training scripts keep the weights beside other things, the likeliest first.
+WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net", "network", "weights")
+# What data parallelism, Lightning and `torch.compile` put in front of the model's own names.
+PREFIXES = ("module.", "model.", "_orig_mod.")
+
+
+@final
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint in memory.
+
+    Attributes:
+        path: Where it was read from.
+        content: All that the file holds.
+        wrapper: The keys that lead from there to the weights.
+        metadata: What a safetensors file says of itself.
+    """
+
+    path: Path
+    content: Any
+    wrapper: tuple[str, ...] = ()
+    metadata: dict[str, str] | None = None
+
+    @property
+    def weights(self) -> Mapping[str, Any]:
+        """The weights by name; whatever else is kept among them too."""
+        weights: Mapping[str, Any] = self.content
+        for key in self.wrapper:
+            weights = weights[key]
+        return weights
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights by name."""
+        return {key: value for key, value in self.weights.items() if isinstance(value, Tensor)}
+
+
+@final
+@dataclass(frozen=True)
+class Fit:
+    """How the names of a checkpoint and those of a model go together.
+
+    Attributes:
+        prefix: What the names of the checkpoint have in front of those of the model.
+        names: The model's name of each tensor of the checkpoint that fits.
+        mismatched: Tensors of another shape than the model's.
+        unexpected: Tensors that the model has no place for.
+        missing: Names of the model for which there is nothing.
+    """
+
+    prefix: str
+    names: dict[str, str]
+    mismatched: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def complaints(self) -> list[str]:
+        """What does not fit, in words."""
+        found = {
+            "of another shape": self.mismatched,
+            "missing in the file": self.missing,
+            "unknown to the model": self.unexpected,
+        }
+        return [f"{len(names)} {what}: {listed(names)}" for what, names in found.items() if names]
+
+
+def read(path: Path) -> Checkpoint:
+    """Read a checkpoint as data, never as code.
+
+    Args:
+        path: A `.safetensors` file, or a `.pt`, `.pth`, `.bin` or `.ckpt` file of `torch.save`.
+
+    Raises:
+        Problem: It is not there, is damaged, holds no weights, or would run code.
+    """
+    if path.suffix not in SUFFIXES:
+        raise Problem(
+            f"weights {path}: expected a file ending in {', '.join(SUFFIXES)}, got "
+            f"{path.suffix or 'no ending'}."
+        )
+    try:
+        with open(path, "rb"):  # so that one message serves for all that forbids reading
+            pass
+    except OSError as error:
+        raise cannot("read", error) from error
+    return _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickled(path)
+
+
+def _read_safetensors(path: Path) -> Checkpoint:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise Problem(f"{path} needs the package safetensors: pip install safetensors") from error
+    try:
+        with safe_open(path, framework="pt") as file:
+            content = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            metadata = file.metadata()
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _damaged(path, "safetensors file", error) from error
+    return Checkpoint(path, content, metadata=metadata)
+
+
+def _read_pickled(path: Path) -> Checkpoint:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the protocol of pickles that are refused below
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        # Damage shows itself in as many kinds of errors as there are bytes to damage.
+        wanted = wanted_globals(path)
+        if isinstance(error, pickle.UnpicklingError) and wanted:
+            raise _refused(path, wanted) from error
+        raise _damaged(path, "file of torch.save", error) from error
+    wrapper = _wrapper(content)
+    if wrapper is None:
+        inside = f" of {listed(list(map(str, content)))}" if isinstance(content, Mapping) else ""
+        raise Problem(
+            f"weights {path}: expected a state_dict, alone or under one of "
+            f"{', '.join(WRAPPERS)}, got {type(content).__name__}{inside}."
+        )
+    return Checkpoint(path, content, wrapper)
+
+
+def _refused(path: Path, wanted: list[str]) -> Problem:
+    return Problem(
+        f"weights {path}: refused, since to read it would import and run {listed(wanted)}; only "
+        "tensors and plain containers are read. If you trust where it comes from, load it yourself "
+        "and save the state_dict alone, best as .safetensors."
+    )
+
+
+def _damaged(path: Path, kind: str, error: BaseException) -> Problem:
+    said = one_line(error)
+    # Torch's own advice is to read the file as code.
+    said = "" if "Weights only load failed" in said else f" ({said})"
+    return Problem(
+        f"weights {path}: expected a {kind}, but it is truncated, damaged or something else{said}. "
+        "Copy or download it again."
+    )
+
+
+def _wrapper(content: Any, depth: int = 3) -> tuple[str, ...] | None:
+    """The keys that lead to the weights, or None if there are none."""
+    if not isinstance(content, Mapping) or not depth:
+        return None
+    for key in WRAPPERS:
+        inside = _wrapper(content.get(key), depth - 1)
+        if inside is not None:
+            return (key, *inside)
+    # Only now: beside wrapped weights there may be tensors too, such as a step counter.
+    return () if any(isinstance(value, Tensor) for value in content.values()) else None
+
+
+# --- Into a model and back -------------------------------------------------------------------
+
+
+def load_(model: nn.Module, checkpoint: Checkpoint, *, allow_partial: bool = False) -> Fit:
+    """Load a checkpoint into a model; nothing is loaded if it does not fit.
+
+    Args:
+        model: Any module; inside a compiled or parallel one, the bare model's names count.
+        checkpoint: What was read.
+        allow_partial: Load what fits, and leave the rest of the model as it is.
+
+    Raises:
+        Problem: Names or shapes do not go together.
+    """
+    bare = unwrapped(model)
+    tensors = checkpoint.tensors
+    fit = _fit(tensors, bare.state_dict())
+    remedy = "Is this the model the file was saved from?"
+    if not fit.names:
+        raise Problem(
+            f"weights {checkpoint.path}: no tensor fits the model. The file has "
+            f"{listed(list(tensors), 3)}; the model has {listed(list(bare.state_dict()), 3)}. "
+            f"{remedy}"
+        )
+    if fit.complaints and not allow_partial:
+        raise Problem(
+            f"weights {checkpoint.path}: {'; '.join(fit.complaints)}. {remedy} --allow-partial "
+            "loads what fits."
+        )
+    bare.load_state_dict({own: tensors[key] for key, own in fit.names.items()}, strict=False)
+    return fit
+
+
+def _fit(tensors: Mapping[str, Tensor], own: Mapping[str, Any]) -> Fit:
+    prefix = max(_prefixes(tensors), key=lambda p: sum(p + name in tensors for name in own))
+    names, mismatched = {}, []
+    for name, value in own.items():
+        key = prefix + name
+        if key not in tensors or not isinstance(value, Tensor):
+            continue
+        if tensors[key].shape == value.shape:
+            names[key] = name
+        else:
+            shapes = f"{tuple(tensors[key].shape)}, not {tuple(value.shape)}"
+            mismatched.append(f"{key} {shapes}")
+    known = {prefix + name for name in own}
+    unexpected = [key for key in tensors if key not in known]
+    return Fit(prefix, names, mismatched, unexpected, _missing(own, names, prefix, tensors))
+
+
+def _missing(
+    own: Mapping[str, Any], names: Mapping[str, str], prefix: str, tensors: Mapping[str, Tensor]
+) -> list[str]:
+    # A weight of two names is often saved once, and old batch norms have counted nothing.
+    there = {own[name].data_ptr() for name in names.values()}
+    return [
+        name
+        for name, value in own.items()
+        if isinstance(value, Tensor)
+        and prefix + name not in tensors
+        and not (value.numel() and value.data_ptr() in there)
+        and not name.endswith("num_batches_tracked")
+    ]
+
+
+def _prefixes(tensors: Mapping[str, Tensor], start: str = "", depth: int = 3) -> Iterator[str]:
+    """What may stand in front of the model's names, the shortest first."""
+    yield start
+    for prefix in PREFIXES if depth else ():
+        if any(key.startswith(start + prefix) for key in tensors):
+            yield from _prefixes(tensors, start + prefix, depth - 1)
+
+
+def store_(checkpoint: Checkpoint, model: nn.Module, fit: Fit) -> None:
+    """Put a model's weights into the checkpoint they came from, in place.
+
+    In this way everything else stays as it was: keys and their order, types, what shares memory,
+    and all that is kept beside the weights.
+    """
+    tensors, own = checkpoint.tensors, unwrapped(model).state_dict()
+    with torch.no_grad():
+        for key, name in fit.names.items():
+            tensors[key].copy_(own[name])
+
+
+def write(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
+    """Write a checkpoint in the format it was read from, whole or not at all.
+
+    Raises:
+        OSError: It cannot be written; nothing has changed then.
+    """
+    with replacing(path) as file:
+        if checkpoint.path.suffix == ".safetensors":
+            from safetensors.torch import save
+
+            file.write(save(checkpoint.content, checkpoint.metadata))
+            return
+        try:
+            torch.save(checkpoint.content, file)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):
+                # Torch covers up the error of the file with one of its own.
+                raise error.__context__ from None
+            raise

@@ -1,0 +1,165 @@
+"""The rows of the table, with all that is shown once one of them is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from spectralclip.report._numbers import (
+    MISSING,
+    at_most,
+    count,
+    factor,
+    interval,
+    number,
+    ratio,
+    shape,
+    short,
+)
+from spectralclip.report._units import units
+
+# What is told of a chosen layer, in this order; a row keeps the words alone.
+FACTS = [
+    "Norm, certified",
+    "Certified how",
+    "Chance that it fails",
+    "Linear part alone",
+    "Batch norm alone",
+    "Product of the two",
+    "Norm of reshaped kernel",
+    "Frobenius norm",
+    "Stable rank",
+    "Input",
+    "Output",
+    "Parameters",
+    "Used",
+    "Shares weights with",
+]
+
+# Sorts what has no upper end above all that has one.
+BEYOND = 1e308
+
+Row = dict[str, Any]
+
+
+def audit_rows(audit: Mapping[str, Any]) -> list[Row]:
+    """One row a layer or chain, in the order of first use."""
+    rows: list[Row] = []
+    layers = audit.get("layers") or ()
+    for layer, unit in zip(layers, units(layers), strict=True):
+        row = _row(len(rows), layer, [_side(layer)], unit)
+        row["cells"] = [
+            row["name"],
+            row["sides"][0]["norm"],
+            number(layer.get("reshaped_norm")),
+            number(layer.get("stable_rank")),
+            count(layer.get("parameters")),
+        ]
+        row["keys"] = [
+            row["name"],
+            _end(row["sides"][0]),
+            short(layer.get("reshaped_norm")),
+            short(layer.get("stable_rank")),
+            layer.get("parameters"),
+        ]
+        rows.append(row)
+    return rows
+
+
+def comparison_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Row]:
+    """Rows of both audits, matched by role and name; those of one alone are kept."""
+    old = {(layer.get("role"), layer.get("name")): layer for layer in before.get("layers") or ()}
+    new = {(layer.get("role"), layer.get("name")): layer for layer in after.get("layers") or ()}
+    rows: list[Row] = []
+    keys = [*new, *(key for key in old if key not in new)]
+    standing = units([new.get(key) or old[key] for key in keys])
+    for key, unit in zip(keys, standing, strict=True):
+        pair = [old.get(key), new.get(key)]
+        sides = [None if layer is None else _side(layer) for layer in pair]
+        row = _row(len(rows), pair[1] or pair[0] or {}, sides, unit)
+        ends = [side["hi"] if side else None for side in sides]
+        change = ratio(ends[1], ends[0])
+        texts = [side["norm"] if side else MISSING for side in sides]
+        row["cells"] = [row["name"], *texts, _change(sides, change)]
+        row["keys"] = [row["name"], *map(_end, sides), short(change)]
+        rows.append(row)
+    return rows
+
+
+def _row(index: int, layer: Mapping[str, Any], sides: list[Row | None], unit: bool) -> Row:
+    return {
+        "id": index,
+        "name": str(layer.get("name") or "(the model itself)"),
+        "role": str(layer.get("role") or "layer"),
+        "kind": str(layer.get("kind") or ""),
+        "geometry": str(layer.get("geometry") or "").replace("->", "→"),
+        "parts": [str(part) for part in layer.get("parts") or ()],
+        "unit": unit,
+        "compensates": bool(layer.get("compensates")),
+        "sides": sides,
+    }
+
+
+def _end(side: Row | None) -> float | None:
+    return None if side is None else BEYOND if side["hi"] is None else side["hi"]
+
+
+def _side(layer: Mapping[str, Any]) -> Row:
+    """One audit's word on a layer."""
+    norm = layer.get("norm") or {}
+    lower, upper = norm.get("lower"), norm.get("upper")
+    return {
+        "lo": short(lower),
+        "hi": short(upper),
+        "norm": interval(lower, upper),
+        "values": [short(value) for value in layer.get("singular_values") or ()],
+        "reshaped": short(layer.get("reshaped_norm")),
+        "split": _split(layer),
+        "remark": str(layer.get("remark") or ""),
+        "facts": _facts(layer, interval(lower, upper)),
+    }
+
+
+def _split(layer: Mapping[str, Any]) -> list[float | None] | None:
+    """The norms of the linear part and of the batch norm of a chain that has both."""
+    if layer.get("batch_norm") is None or layer.get("linear") is None:
+        return None
+    return [short(layer["linear"]), short(layer["batch_norm"])]
+
+
+def _facts(layer: Mapping[str, Any], norm: str) -> list[str | None]:
+    linear, batch_norm = layer.get("linear"), layer.get("batch_norm")
+    apart = None if linear is None or batch_norm is None else number(linear * batch_norm)
+    frobenius = number(layer.get("frobenius"))
+    uses = layer.get("uses")
+    return [
+        norm,
+        *_promise(layer.get("norm") or {}),
+        None if linear is None else number(linear),
+        None if batch_norm is None else number(batch_norm),
+        apart,
+        None if layer.get("reshaped_norm") is None else number(layer["reshaped_norm"]),
+        frobenius if layer.get("frobenius_is_exact", True) else f"about {frobenius}",
+        number(layer.get("stable_rank")),
+        shape(layer.get("in_shape")),
+        shape(layer.get("out_shape")),
+        None if layer.get("parameters") is None else f"{layer['parameters']:,}".replace(",", " "),
+        None if uses in (None, 1) else f"{uses} times",
+        ", ".join(map(str, layer.get("shared") or ())) or None,
+    ]
+
+
+def _promise(norm: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """What the upper end rests on, and how likely that is to give way."""
+    failure = norm.get("failure")
+    chance = None if failure is None else at_most(failure) if failure else "none"
+    return norm.get("kind"), chance
+
+
+def _change(sides: list[Row | None], change: float | None) -> str:
+    before, after = sides
+    if before is None or after is None:
+        return "added" if before is None else "removed"
+    if before["lo"] == after["lo"] and before["hi"] == after["hi"]:
+        return "same"
+    return factor(change)

@@ -1,0 +1,112 @@
+"""What the page shows, worked out from the document: plain values, already in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from spectralclip.report._numbers import at_most, is_finite, short
+from spectralclip.report._rows import FACTS, audit_rows, comparison_rows
+from spectralclip.report._summary import summary_of
+
+AUDIT, COMPARISON, VERSION = "spectralclip.audit", "spectralclip.comparison", 1
+
+
+def view_of(document: Mapping[str, Any], title: str | None = None) -> dict[str, Any]:
+    """Everything the template and the scripts need, from an audit or a comparison."""
+    _check(document, (AUDIT, COMPARISON))
+    if document["format"] == AUDIT:
+        sides, names = [document], ["audit"]
+    else:
+        sides, names = [document["before"], document["after"]], ["before", "after"]
+        for side in sides:
+            _check(side, (AUDIT,))
+    rows = audit_rows(sides[0]) if len(sides) == 1 else comparison_rows(*sides)
+    summaries = [summary_of(side, name) for side, name in zip(sides, names, strict=True)]
+    return {
+        "kind": "audit" if len(sides) == 1 else "comparison",
+        "title": title or _title(sides),
+        "sides": summaries,
+        "roles": {"layer", "chain"} <= {row["role"] for row in rows},
+        "chains": sum(_has_batch_norm(row) for row in rows),
+        "has_steps": any(_steps(side) for side in sides),
+        "data": {
+            "sides": names,
+            "columns": _columns(len(sides)),
+            "facts": FACTS,
+            "rows": rows,
+            "ranges": [_range(side) for side in sides],
+            "steps": [_steps(side) for side in sides],
+        },
+    }
+
+
+def _check(document: Mapping[str, Any], formats: tuple[str, ...]) -> None:
+    found = (document.get("format"), document.get("version"))
+    if found[0] not in formats or found[1] != VERSION:
+        raise ValueError(
+            f"Expected a document with format {' or '.join(map(repr, formats))} and version "
+            f"{VERSION}, got format {found[0]!r} and version {found[1]!r}; write one with "
+            f"Audit.to_json or Comparison.to_json of this version of spectralclip."
+        )
+
+
+def _title(sides: list[Mapping[str, Any]]) -> str:
+    names = [str(side.get("model") or "Model") for side in sides]
+    return names[0] if len(set(names)) == 1 else " → ".join(names)
+
+
+def _has_batch_norm(row: dict[str, Any]) -> bool:
+    return any(side and side["split"] for side in row["sides"])
+
+
+def _columns(sides: int) -> list[dict[str, Any]]:
+    """The table's columns: heading, what it means, and whether a phone has room for it."""
+    layer = {"label": "Layer", "hint": "Name, kind and geometry", "wide": False}
+    if sides == 2:
+        return [
+            layer,
+            {"label": "Before", "hint": "Certified interval of the norm before", "wide": False},
+            {"label": "After", "hint": "Certified interval of the norm after", "wide": False},
+            {"label": "Change", "hint": "Upper end after, over upper end before", "wide": False},
+        ]
+    return [
+        layer,
+        {"label": "Norm", "hint": "Certified interval of the largest singular value"},
+        {
+            "label": "Reshaped",
+            "hint": "What torch.nn.utils.spectral_norm would see: the norm of the reshaped kernel",
+            "wide": True,
+        },
+        {"label": "Stable rank", "hint": "Squared Frobenius norm over squared norm", "wide": True},
+        {"label": "Parameters", "hint": "Numbers the layer learns", "wide": True},
+    ]
+
+
+def _range(audit: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The network's interval, for the chart of where the constant can lie."""
+    bound = audit.get("lipschitz")
+    if not bound:
+        return None
+    return {
+        "lower": short(bound.get("lower")),
+        "upper": short(bound.get("upper")),
+        "product": short(bound.get("product")),
+        "local": [short(value) for value in bound.get("local_norms") or () if is_finite(value)],
+    }
+
+
+def _steps(audit: Mapping[str, Any]) -> list[list[Any]]:
+    """The trail of rules: [where, operation, factor and bound in words, bound, note]."""
+    steps = (audit.get("lipschitz") or {}).get("steps") or ()
+    return [
+        [
+            str(step.get("where") or ""),
+            str(step.get("operation") or ""),
+            at_most(step.get("factor")),
+            at_most(step.get("bound")),
+            short(step.get("bound")),
+            str(step.get("note") or ""),
+        ]
+        for step in steps
+    ]
