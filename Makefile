@@ -61,7 +61,7 @@ test-timm: $(TIMM) ## Audit models of timm through the command line
 	OMP_NUM_THREADS=1 .venv-timm/bin/python -m pytest --noconftest -p no:cacheprovider tests/timm_check.py
 
 docs: $(DOCS) ## Build the documentation's site
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 demo: $(STAMP) ## Train three small networks on digits, attack them, and write the report
 	$(BIN)/spectralclip demo
@@ -71,6 +71,7 @@ bench: $(STAMP) ## Measure extraction, bounds, clipping and training side by sid
 	$(BIN)/python -m benchmarks.bounds
 	$(BIN)/python -m benchmarks.clipping
 	$(BIN)/python -m benchmarks.training
+	$(BIN)/python -m benchmarks.audit
 
 format: $(STAMP) ## Fix formatting and what the linter can fix
 	$(BIN)/ruff check --fix

@@ -1,21 +1,18 @@
-"""Every Python block of the documentation and every docstring example runs."""
+"""The documentation is true: its code runs, its commands exist, and it covers what is public."""
 
 from __future__ import annotations
 
 import doctest
 import importlib
+import importlib.util
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 import torch
+from docs_blocks import PAGES, ROOT, SHELL, Page, commands_of, fenced_blocks
 
-ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
-
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = [
     ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
     for path in sorted(SOURCE.rglob("*.py"))
@@ -23,71 +20,24 @@ MODULES = [
     if path.name != "__main__.py"
 ]
 
-FENCE = re.compile(r"\s*(?P<marks>`{3,}|~{3,})\s*(?P<info>[^`]*)$")
-NOT_RUN = re.compile(r"\s*<!--\s*not run:(?P<reason>.*)-->\s*$")
+
+def of_root(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
-@dataclass(frozen=True)
-class Block:
-    """The lines between two fences."""
-
-    language: str
-    code: str
-    first_line: int
-    not_run: bool
-
-
-def fenced_blocks(markdown: str) -> list[Block]:
-    """The fenced blocks of a page, in order.
-
-    A block is not run if the last line before it that is not blank is the comment
-    `<!-- not run: reason -->`.
-    """
-    blocks = []
-    lines = markdown.splitlines()
-    before = ""
-    number = 0
-    while number < len(lines):
-        line = lines[number]
-        number += 1
-        skip = NOT_RUN.match(before)
-        if skip and not skip["reason"].strip():
-            raise ValueError(f"Line {number}: say why the block is not run.")
-        opening = FENCE.match(line)
-        if opening is None:
-            if skip and line.strip():
-                raise ValueError(f"Line {number}: no block follows the `not run` comment.")
-            before = line if line.strip() else before
-            continue
-        start = number
-        closing = re.compile(rf"\s*{opening['marks'][0]}{{{len(opening['marks'])},}}\s*$")
-        while number < len(lines) and not closing.match(lines[number]):
-            number += 1
-        if number == len(lines):
-            raise ValueError(f"Line {start}: the block is never closed.")
-        language = re.match(r"\{?\.?(\w*)", opening["info"])[1].lower()
-        code = dedent("\n".join(lines[start:number]) + "\n")
-        blocks.append(Block(language, code, first_line=start + 1, not_run=skip is not None))
-        before = ""
-        number += 1
-    return blocks
-
-
-def run_page(page: Path) -> None:
-    """Run a page's Python blocks, one after the other, in one namespace."""
-    namespace = {"__name__": "__main__"}
-    for block in fenced_blocks(page.read_text(encoding="utf-8")):
-        if block.language in {"python", "py", "python3"} and not block.not_run:
-            # Blank lines in front make a traceback point at the line of the page.
-            padded = "\n" * (block.first_line - 1) + block.code
-            exec(compile(padded, page, "exec"), namespace)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with torch.random.fork_rng(devices=[]):
-        run_page(page)
+# The defaults of trainers, on a machine without a GPU.
+@pytest.mark.filterwarnings(
+    "ignore:'pin_memory' argument is set as true:UserWarning:torch.utils.data",
+    "ignore:The '.*dataloader' does not have many workers:UserWarning:lightning",
+    "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning:lightning",
+)
+@pytest.mark.parametrize("path", PAGES, ids=of_root)
+def test_page_runs(path: Path, tmp_path: Path) -> None:
+    page = Page.read(path)
+    for package in page.needs:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    page.run(tmp_path)
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -112,65 +62,70 @@ def test_doctests_see_the_examples() -> None:
     assert doctest.testmod(digits).attempted > 0
 
 
-PAGE = """
-```python
-order = ["first"]
-```
-
-<!-- not run: it would wipe the disk -->
-
-```python
-raise AssertionError("ran a block that is marked")
-```
-
-````markdown
-```python
-raise AssertionError("ran a quoted block")
-```
-````
-
-```text
-not python
-```
-
-1. In a list:
-
-   ```python title="indented"
-   order.append("second")
-   ```
-
-```python
-from pathlib import Path
-Path("order.txt").write_text(" ".join(order))
-```
-"""
+COMMANDS = [
+    pytest.param(command, id=f"{of_root(path)}:{block.first_line}:{number}")
+    for path in PAGES
+    for block in fenced_blocks(path.read_text(encoding="utf-8"))
+    if block.language in SHELL
+    for number, command in enumerate(commands_of(block))
+]
 
 
-def test_blocks_share_a_namespace_and_marked_ones_do_not_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("page.md").write_text(PAGE)
-    run_page(Path("page.md"))
-    assert Path("order.txt").read_text() == "first second"
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_is_one(command: list[str]) -> None:
+    """Its options exist, and their values are of the right kind; it is not run."""
+    require_command(command[1:])
 
 
-def test_a_failing_block_names_its_line(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# Title\n\n```python\nfine = 1\nassert fine == 2\n```\n")
-    with pytest.raises(AssertionError) as failure:
-        run_page(page)
-    assert failure.traceback[-1].lineno + 1 == 5
+def require_command(args: list[str]) -> None:
+    import typer
+
+    from spectralclip.cli import app
+
+    group = typer.main.get_command(app)
+    context = type(group).context_class(group, info_name="spectralclip")
+    if not args or args[0].startswith("-"):
+        group.make_parser(context).parse_args(args=list(args))
+        return
+    assert args[0] in group.commands, f"there is no command {args[0]!r}"
+    group.commands[args[0]].make_context(args[0], list(args[1:]), parent=context)
+
+
+def test_commands_of_the_pages_are_found() -> None:
+    assert len(COMMANDS) > 8
 
 
 @pytest.mark.parametrize(
-    ("page", "complaint"),
+    "args",
     [
-        ("<!-- not run: -->\n```python\n1\n```\n", "say why"),
-        ("<!-- not run: slow -->\nSome prose.\n```python\n1\n```\n", "no block follows"),
-        ("```python\n1\n", "never closed"),
+        ["audti", "nets:Net"],
+        ["audit", "nets:Net", "--inptu", "3,32,32"],
+        ["audit", "nets:Net", "--fail-above", "one"],
+        ["clip", "nets:Net", "--weights", "a.pt"],
+        ["--vresion"],
     ],
+    ids=" ".join,
 )
-def test_a_malformed_page_is_refused(page: str, complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        fenced_blocks(page)
+def test_a_wrong_command_is_found(args: list[str]) -> None:
+    with pytest.raises(Exception, match=r"(?i)no (such|command)|missing|valid"):
+        require_command(args)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=of_root)
+def test_extras_exist(path: Path) -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    section = text.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    known = set(re.findall(r"^(\w+) = \[", section, re.MULTILINE))
+    named = re.findall(r"(?:spectralclip|\.)\[([\w,]+)\]", path.read_text(encoding="utf-8"))
+    assert {extra for names in named for extra in names.split(",")} <= known
+
+
+def test_the_reference_has_all_public_names() -> None:
+    import spectralclip
+
+    api = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/api").glob("*.md"))
+    described = re.findall(r"^::: spectralclip\.([\w.]+)$", api, re.MULTILINE)
+    public = {name for name in spectralclip.__all__ if name != "methods"}
+    public |= {f"methods.{name}" for name in spectralclip.methods.__all__}
+    assert public - set(described) == set()
+    assert len(described) == len(set(described))

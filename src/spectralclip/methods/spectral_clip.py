@@ -75,7 +75,7 @@ class SpectralClip(Method):
     compose: Literal["conv_bn"] | None = None
     batch_norm: bool = False
     strip_momentum: bool = True
-    check_every: int = 100
+    check_every: int = 200
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
