@@ -1,6 +1,6 @@
 """Audits of whole models, how long and how much memory: `python -m benchmarks.audit`.
 
-Each model is audited in processes of its own, with one worker and with two, of one thread each.
+Each model is audited in a process of its own, by one worker or by two, of one thread each.
 Writes all measurements to one JSON file, and the page from it.
 """
 
@@ -22,7 +22,6 @@ from benchmarks.extraction import _cpu_model, _versions
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "audit.json"
 PAGE = ROOT / "docs" / "benchmarks" / "audit.md"
-WORKERS = (1, 2)
 
 
 def main() -> None:
@@ -34,7 +33,7 @@ def main() -> None:
         print(json.dumps(_audited(options.one[0], int(options.one[1]))))
         return
     if not options.render:
-        rows = [_in_process(name, workers) for name in _names() for workers in WORKERS]
+        rows = [_in_process(name, workers) for name, workers in _runs()]
         results = {
             "versions": _versions(),
             "machine": {"cpu": _cpu_model(), "cores": os.cpu_count(), "threads": 1},
@@ -44,10 +43,10 @@ def main() -> None:
     PAGE.write_text(page(json.loads(RESULTS.read_text())))
 
 
-def _names() -> list[str]:
+def _runs() -> list[tuple[str, int]]:
     from benchmarks.audit_models import MODELS
 
-    return [model.name for model in MODELS]
+    return [(model.name, workers) for model in MODELS for workers in model.workers]
 
 
 def _in_process(name: str, workers: int) -> dict[str, Any]:
@@ -86,7 +85,7 @@ def _audited(name: str, workers: int) -> dict[str, Any]:
         "parameters": found.parameters,
         "workers": workers,
         "seconds": seconds,
-        "gigabytes": _peak_gigabytes(),
+        "gigabytes": _peak_gigabytes(workers),
         "rows": len(found.layers),
         "chains": sum(layer.role == "chain" for layer in found.layers),
         "widest": max(layer.norm.upper / layer.norm.lower - 1 for layer in found.layers),
@@ -98,12 +97,12 @@ def _audited(name: str, workers: int) -> dict[str, Any]:
     }
 
 
-def _peak_gigabytes() -> float:
+def _peak_gigabytes(workers: int) -> float:
     """Of this process, and of the largest one that it has started, times their number."""
     unit = 1 if sys.platform == "darwin" else 1024
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    return unit * (own + max(WORKERS) * child) / 1e9
+    return unit * (own + workers * child) / 1e9
 
 
 if __name__ == "__main__":

@@ -13,11 +13,12 @@ from benchmarks.training_models import resnet18
 
 @dataclass(frozen=True)
 class AuditedModel:
-    """A model, how to build it, and one input."""
+    """A model, how to build it, one input, and how many workers are tried."""
 
     name: str
     build: Callable[[], nn.Module]
     example: Callable[[], Tensor]
+    workers: tuple[int, ...]
 
 
 class Bottleneck(nn.Module):
@@ -114,7 +115,7 @@ def _images(side: int) -> Tensor:
 
 
 MODELS = (
-    AuditedModel("ResNet-18, 3x32x32", lambda: enlivened(resnet18()), lambda: _images(32)),
-    AuditedModel("ResNet-50, 3x224x224", lambda: enlivened(resnet50()), lambda: _images(224)),
-    AuditedModel("transformer, 64 tokens", transformer, lambda: torch.arange(64)[None]),
+    AuditedModel("ResNet-18, 3x32x32", lambda: enlivened(resnet18()), lambda: _images(32), (1, 2)),
+    AuditedModel("ResNet-50, 3x224x224", lambda: enlivened(resnet50()), lambda: _images(224), (2,)),
+    AuditedModel("transformer, 64 tokens", transformer, lambda: torch.arange(64)[None], (1,)),
 )
