@@ -63,7 +63,7 @@ test-timm: $(TIMM) ## Audit models of timm through the command line
 docs: $(DOCS) ## Build the documentation's site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-demo: $(STAMP) ## Train three small networks on digits, attack them, and write the report
+demo: $(STAMP) ## Train small networks on digits, attack them, and write the report
 	$(BIN)/spectralclip demo
 
 bench: $(STAMP) ## Measure extraction, bounds, clipping and training side by side with their peers

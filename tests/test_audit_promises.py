@@ -106,7 +106,7 @@ def test_progress_is_told() -> None:
 def test_progress_bar_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     audit(nn.Linear(2, 2), torch.zeros(1, 2), lipschitz=False, progress=True)
     printed = capsys.readouterr()
-    assert printed.out == "" and printed.err == "audit 1/1 \n"
+    assert printed.out == "" and printed.err == "audit 1/1 the model itself\n"
 
 
 def test_the_network_shares_the_norms_of_the_layers(monkeypatch: pytest.MonkeyPatch) -> None:

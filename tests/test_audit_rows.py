@@ -138,10 +138,33 @@ def test_broken_layers_are_left_out_with_a_reason() -> None:
     assert [layer.name for layer in found.layers] == ["0", "3"]
     assert set(found.skipped) == {"1", "0+1", "2"}
     assert "NaN" in found.skipped["1"] and "not affine" in found.skipped["2"]
+    assert set(found.uncertified) == {"1", "0+1"}
     with pytest.raises(KeyError, match="left out of the audit"):
         found["1"]
     with pytest.raises(KeyError, match="no layer 'nothing'"):
         found["nothing"]
+
+
+class Called(nn.Module):
+    """Modules that are no affine layers, and affine ones that are called in ways of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.unused = nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 3)
+        self.rnn, self.both = nn.LSTM(3, 3), nn.Bilinear(3, 3, 3)
+        self.functional, self.up = nn.Linear(3, 3), nn.ConvTranspose1d(1, 1, 3, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.rnn(self.norm(x)[:, None])[0][:, 0]
+        x = self.both(x, x)
+        return self.up((x @ self.functional.weight)[:, None], output_size=[8])
+
+
+def test_only_what_may_be_an_affine_layer_is_missed() -> None:
+    found = audit(Called(), torch.zeros(4, 3), lipschitz=False)
+    assert set(found.skipped) == {"norm", "unused", "rnn", "both", "functional", "up"}
+    assert set(found.uncertified) == {"functional", "up"}
+    assert found.skipped["up"] == f"not certified: {found.uncertified['up']}"
 
 
 def test_deterministic_bounds_rest_on_no_probability() -> None:
@@ -181,7 +204,14 @@ def test_a_network_without_a_bound_is_left_out_with_a_reason() -> None:
         model[2].weight[0, 0] = math.nan
     found = audit(model, torch.zeros(1, 4))
     assert found.lipschitz is None and "NaN" in found.skipped["(the network)"]
-    assert "not to be had" in str(found)
+    assert "network: not to be had." in str(found)
+    assert "NaN" in found.uncertified["(the network)"]
+    with pytest.raises(ValueError, match=r"has no bound on the network: .* holds NaN"):
+        found.certified_radius(torch.zeros(1, 2))
+    unasked = audit(model, torch.zeros(1, 4), lipschitz=False)
+    assert "network: not asked for." in str(unasked)
+    with pytest.raises(ValueError, match="lipschitz=True"):
+        unasked.certified_radius(torch.zeros(1, 2))
 
 
 def test_in_inference_mode() -> None:

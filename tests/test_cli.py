@@ -389,9 +389,12 @@ def test_demo_is_handed_its_options(spectralclip: Command, monkeypatch: pytest.M
     from spectralclip import demo
 
     asked = []
-    monkeypatch.setattr(demo, "run", lambda *given: asked.append(given), raising=False)
+    monkeypatch.setattr(demo, "run", lambda *given: asked.append(given))
     assert spectralclip("demo", "-o", "there", "--seed", 4, "--quick") == 0
-    assert asked == [(Path("there"), 4, True)]
+    assert spectralclip("demo") == 0
+    assert asked == [(Path("there"), 4, True), (demo.FOLDER, 0, False)]
+    assert spectralclip("demo", "--help") == 0
+    assert f"; {demo.FOLDER} by default." in " ".join(spectralclip.output.split())
 
 
 def test_models_are_completed() -> None:

@@ -16,6 +16,7 @@ from torch import nn
 from spectralclip._audit._examine import Request
 from spectralclip._audit._geometry import type_name
 from spectralclip._audit._layer import LayerAudit
+from spectralclip._audit._left_out import NETWORK, NOT_CERTIFIED, with_verdicts
 from spectralclip._audit._progress import Progress, shown
 from spectralclip._audit._record import Audit, Comparison
 from spectralclip._audit._rows import Book, Row, find_rows, jobs_for
@@ -29,7 +30,6 @@ from spectralclip._lipschitz._result import NetworkBound
 __all__ = ["Audit", "Comparison", "LayerAudit", "audit"]
 
 VALUES_TOL = 0.01  # relative accuracy of the leading singular values: enough for a curve
-NETWORK = "(the network)"  # among the names of layers
 
 
 def audit(
@@ -94,7 +94,8 @@ def audit(
     bare = unwrapped(model)
     check_workers(workers, bare)
     started, ranks = time.perf_counter(), workers == "ranks"
-    rows, skipped = find_rows(model, example_inputs), skipped_layers(model, example_inputs)
+    rows = find_rows(model, example_inputs)
+    skipped = with_verdicts(bare, skipped_layers(model, example_inputs))
     jobs = jobs_for(rows)
     quiet = ranks and dist.get_rank() > 0
     with shown(False if quiet else progress, "audit", len(jobs) + lipschitz) as done:
@@ -166,7 +167,11 @@ def _assembled(
     seconds: float,
 ) -> Audit:
     said = dict(book.layers(rows))
-    errors = {name: one for name, one in (*said.items(), (NETWORK, bound)) if isinstance(one, str)}
+    errors = {
+        name: NOT_CERTIFIED + one
+        for name, one in (*said.items(), (NETWORK, bound))
+        if isinstance(one, str)
+    }
     inputs = tensors_in(example_inputs)
     return Audit(
         model=type_name(model),

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
+from spectralclip._audit._text import shown_name
+
 Progress: TypeAlias = bool | Callable[[int, int, str], object]
 """True for a bar, or a function of the steps done, their number, and the name of the last."""
 
@@ -58,8 +60,8 @@ def _bar(title: str, total: int) -> Iterator[Step]:
     )
     with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=total, name="")
-        yield lambda name: bar.update(task, advance=1, name=name)
+        yield lambda name: bar.update(task, advance=1, name=shown_name(name))
 
 
 def _line(title: str, done: int, total: int, name: str) -> None:
-    print(f"{title} {done}/{total} {name}", file=sys.stderr, flush=True)
+    print(f"{title} {done}/{total} {shown_name(name)}", file=sys.stderr, flush=True)

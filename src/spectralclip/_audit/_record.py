@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Literal, final
 
 from torch import Tensor
 
 from spectralclip._atomic import write_text
+from spectralclip._audit._change import Change, change_of, percent
 from spectralclip._audit._json import (
     AUDIT,
     COMPARISON,
@@ -19,6 +20,7 @@ from spectralclip._audit._json import (
     to_text,
 )
 from spectralclip._audit._layer import LayerAudit
+from spectralclip._audit._left_out import NETWORK, uncertified
 from spectralclip._audit._table import (
     CHANGE_COLUMNS,
     LAYER_COLUMNS,
@@ -30,7 +32,7 @@ from spectralclip._audit._table import (
     rich_table,
     short_name,
 )
-from spectralclip._bounds import Interval
+from spectralclip._audit._text import shown_name, shown_reason
 from spectralclip._lipschitz._radius import certified_radius
 from spectralclip._lipschitz._result import NetworkBound
 
@@ -51,7 +53,8 @@ class Audit:
         inputs: Shapes of the example inputs, with the batch.
         layers: The affine layers in the order of their first use, each chain behind its last part.
         skipped: What was left out by name, and why.
-        lipschitz: Bounds on the Lipschitz constant of the whole network; None if not asked for.
+        lipschitz: Bounds on the Lipschitz constant of the whole network; None if not asked for, or
+            if there are none to be had: then `skipped["(the network)"]` says why.
         settings: What the audit was asked for.
         environment: Versions, device, seconds taken.
         created: When, in UTC, as ISO 8601 has it.
@@ -100,6 +103,23 @@ class Audit:
             )
         return max(among, key=lambda layer: layer.norm.upper)
 
+    @property
+    def uncertified(self) -> dict[str, str]:
+        """What has a norm that could not be bounded, by name, and why.
+
+        These are affine layers and chains, and "(the network)". Modules that are no affine layers,
+        such as layer norms, are among the `skipped` only.
+
+        Example:
+            >>> import torch
+            >>> from spectralclip import audit
+            >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+            >>> found = audit(model, torch.zeros(1, 4), lipschitz=False)
+            >>> list(found.skipped), list(found.uncertified)
+            (['1'], [])
+        """
+        return uncertified(self.skipped)
+
     def certified_radius(self, logits: Tensor) -> Tensor:
         """How far each input may move before the class can change: `margin / (sqrt(2) L)`.
 
@@ -107,12 +127,11 @@ class Audit:
             logits: What the model answered, one row an input.
 
         Raises:
-            ValueError: The audit was made without the network's bound.
+            ValueError: The network's bound was not asked for, or could not be had.
         """
         if self.lipschitz is None:
-            raise ValueError(
-                f"The audit of {self.model} has no bound on the network: audit with lipschitz=True."
-            )
+            why = self.uncertified.get(NETWORK, "it was not asked for; audit with lipschitz=True.")
+            raise ValueError(f"The audit of {self.model} has no bound on the network: {why}")
         return certified_radius(logits, self.lipschitz)
 
     def compare(self, other: Audit) -> Comparison:
@@ -129,13 +148,19 @@ class Audit:
         return plain_table(self._sheet())
 
     def _sheet(self) -> Sheet:
-        left_out = [f"left out: {name}: {why}" for name, why in self.skipped.items()]
+        left_out = [
+            f"left out: {shown_name(name)}: {shown_reason(why)}"
+            for name, why in self.skipped.items()
+        ]
         return Sheet(
             f"{self.model}: {self.parameters:,} parameters",
             LAYER_COLUMNS,
             [layer_row(layer) for layer in self.layers],
-            "\n".join([bound_text(self.lipschitz), *left_out]),
+            "\n".join([self._bound_text(), *left_out]),
         )
+
+    def _bound_text(self) -> str:
+        return bound_text(self.lipschitz, failed=NETWORK in self.skipped)
 
     def to_json(self, path: PathLike | None = None) -> str:
         """The audit as JSON text (`docs/audit-schema.md`), also written to a file if given one."""
@@ -166,19 +191,6 @@ class Audit:
         return render_fragment(self.to_dict())
 
 
-class Change(NamedTuple):
-    """A layer in two audits; an interval is None where one of them does not have it.
-
-    `change` is the relative change of the norm (-0.5: half of what it was), from the middles of
-    the intervals; None where there is nothing to compare.
-    """
-
-    name: str
-    before: Interval | None
-    after: Interval | None
-    change: float | None
-
-
 @final
 @dataclass(frozen=True)
 class Comparison:
@@ -197,7 +209,7 @@ class Comparison:
         """Each layer that one of them has, in the order of the first, new ones last."""
         old = {layer.name: layer.norm for layer in self.before.layers}
         new = {layer.name: layer.norm for layer in self.after.layers}
-        return tuple(_change(name, old.get(name), new.get(name)) for name in {**old, **new})
+        return tuple(change_of(name, old.get(name), new.get(name)) for name in {**old, **new})
 
     def table(self) -> Table:
         """A table for `rich.print`, a line for each layer."""
@@ -207,7 +219,7 @@ class Comparison:
         return plain_table(self._sheet())
 
     def _sheet(self) -> Sheet:
-        before, after = (bound_text(audit.lipschitz) for audit in (self.before, self.after))
+        before, after = (audit._bound_text() for audit in (self.before, self.after))
         return Sheet(
             f"{self.before.model}, before and after",
             CHANGE_COLUMNS,
@@ -216,7 +228,7 @@ class Comparison:
                     short_name(row.name),
                     interval_text(row.before),
                     interval_text(row.after),
-                    _percent(row.change),
+                    percent(row.change),
                 )
                 for row in self.rows
             ],
@@ -263,17 +275,6 @@ class Comparison:
         from spectralclip.report import render_fragment
 
         return render_fragment(self.to_dict())
-
-
-def _change(name: str, before: Interval | None, after: Interval | None) -> Change:
-    if before is None or after is None or before.lower + before.upper == 0:
-        return Change(name, before, after, None)
-    ratio = (after.lower + after.upper) / (before.lower + before.upper)
-    return Change(name, before, after, ratio - 1)
-
-
-def _percent(change: float | None) -> str:
-    return "" if change is None else f"{change:+.1%}"
 
 
 def _written(text: str, path: PathLike | None) -> str:

@@ -51,7 +51,9 @@ def _softplus(node: Node) -> float:
 
 def _prelu(node: Node) -> float:
     slopes = node.argument("weight")
-    return max(1.0, float(slopes.abs().max())) if isinstance(slopes, Tensor) else math.inf
+    if not isinstance(slopes, Tensor) or slopes.numel() == 0:
+        return math.inf
+    return max(1.0, float(slopes.abs().max()))
 
 
 def _threshold(node: Node) -> float:
@@ -60,7 +62,10 @@ def _threshold(node: Node) -> float:
 
 
 def _power(node: Node) -> float:
-    return 1.0 if node.argument("exponent") == 1 else math.inf
+    exponent = node.argument("exponent")
+    if isinstance(exponent, Tensor):
+        return 1.0 if bool((exponent == 1).all()) else math.inf
+    return 1.0 if exponent == 1 else math.inf
 
 
 def _dropout(node: Node) -> float:

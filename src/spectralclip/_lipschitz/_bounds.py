@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch import nn
 
-from spectralclip._affine import describe, evaluation_mode, plain_numerics
+from spectralclip._affine import Shape, describe, plain_numerics
+from spectralclip._bounds import Interval
 from spectralclip._bounds import _check_request as check_request
-from spectralclip._forward_pass import left_as_it_was, unwrapped
+from spectralclip._forward_pass import unwrapped
 from spectralclip._graph import tensors_in
 from spectralclip._layers import ExampleInputs, _arguments
 from spectralclip._lipschitz._chain_norms import IntervalOf, Norms, standard_intervals
-from spectralclip._lipschitz._flow import Flow
-from spectralclip._lipschitz._following import NotFollowedError, follow
+from spectralclip._lipschitz._examples import Call, examples_of, first_run, outputs
+from spectralclip._lipschitz._flow import Flow, alike
+from spectralclip._lipschitz._following import NotFollowedError, follow, taken_as_one
 from spectralclip._lipschitz._jacobian import local_norms
 from spectralclip._lipschitz._propagation import Propagation
 from spectralclip._lipschitz._result import NetworkBound, Step, Unbounded
 
-_Call: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]  # what a model is called with
-
-MOST_EXAMPLES = 8  # at which the Jacobian is looked at
+_ROUNDING = 1e-3  # by which a lower end may exceed an upper one that is as tight as can be
+_CHANGES = "its forward pass changes its own weights, so that it is another function each time"
+_MISSED = (
+    "something that the model does was not followed, or it says of its derivatives what they are "
+    "not"
+)
 
 
 @plain_numerics()
@@ -44,8 +47,9 @@ def lipschitz_bounds(
 
     The upper bound comes from rules along one forward pass: each operation that the input goes
     through is bounded, and those that are affine and follow each other as one operator. It holds
-    for all inputs of these shapes for which the model takes the same way as for the example. The
-    lower bound is the largest norm of the Jacobian at the example inputs.
+    for all inputs of these shapes for which the model takes the same way as for an example. The
+    lower bound is the largest norm of the Jacobian next to the example inputs; should it be above
+    the upper one, something was not followed, and the upper one is infinite.
 
     Several inputs count as one vector, and so do several outputs. Integer inputs are held fixed,
     and what an embedding makes of them counts as input in their stead. A place without a bound
@@ -64,7 +68,8 @@ def lipschitz_bounds(
         seed: Of all that is random.
 
     Raises:
-        ValueError: A parameter holds NaN or infinite values, or an argument makes no sense.
+        ValueError: A parameter holds NaN or infinite values, or was made in inference mode, or an
+            argument makes no sense.
 
     Example:
         >>> import torch
@@ -79,35 +84,88 @@ def lipschitz_bounds(
         ['Linear', 'relu', 'Linear']
     """
     check_request(rtol, failure)
-    args, kwargs = _arguments(model, example_inputs)
+    whole = _arguments(model, example_inputs)
     model = unwrapped(model)
-    _require_finite(model)
-    examples = _examples(model, args, kwargs)
+    _require_weights(model)
+    together, changed = first_run(model, whole)
+    if changed:
+        return _nowhere("", type(model).__name__, f"{_CHANGES}: {', '.join(changed)}")
+    examples, parts = examples_of(model, whole, together)
     otherwise = standard_intervals(rtol, failure, deterministic, seed)
-    bound = _from_above(model, examples[0], interval_of or otherwise, otherwise)
+    interval_of = _remembered(interval_of or otherwise)
+    bound = _from_above(model, examples, parts, interval_of, otherwise)
     norms, why = local_norms(model, examples if local else [], rtol, seed)
     remarks = (Step("", "Jacobian", 1.0, bound.upper, why),) if why else ()
-    return replace(
-        bound,
-        lower=max(norms, default=0.0),
-        steps=bound.steps + remarks,
-        local_norms=tuple(norms),
-    )
+    bound = replace(bound, lower=max(norms, default=0.0), local_norms=tuple(norms))
+    return _not_refuted(replace(bound, steps=bound.steps + remarks), model, whole)
+
+
+def _nowhere(where: str, operation: str, reason: str) -> NetworkBound:
+    """Nothing is known."""
+    return NetworkBound(0.0, math.inf, 0.0, math.inf, (Unbounded(where, operation, reason),))
+
+
+def _not_refuted(bound: NetworkBound, model: nn.Module, whole: Call) -> NetworkBound:
+    """The bound, unless the lower end shows that something is missing in the upper one."""
+    tensors = [*model.parameters(), *tensors_in(whole)]
+    types = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    rounding = max([_ROUNDING, *(16 * torch.finfo(dtype).eps for dtype in types)])
+    if bound.lower <= bound.upper * (1 + rounding) + 1e-9:
+        return bound
+    seen = f"a local norm of {bound.lower:.6g}, above the bound of {bound.upper:.6g}, was seen"
+    place = Unbounded("", type(model).__name__, f"{seen}: {_MISSED}")
+    places = (*bound.unbounded, place)
+    return replace(bound, upper=math.inf, product=math.inf, unbounded=places)
 
 
 def _from_above(
-    model: nn.Module, example: _Call, interval_of: IntervalOf, otherwise: IntervalOf
+    model: nn.Module,
+    examples: Sequence[Call],
+    parts: Sequence[Call],
+    interval_of: IntervalOf,
+    otherwise: IntervalOf,
 ) -> NetworkBound:
-    """All but the lower end."""
+    """All but the lower end: the largest bound among those of the examples.
+
+    Where the model decides by its input, parts of an example may go other ways, and count too.
+    """
+    flows: list[Flow] = []
     try:
-        flow = follow(model, *example)
+        args, kwargs = examples[0]
+        whole = taken_as_one(model, list(args) or dict(kwargs))
+        for example in examples:
+            _add(flows, follow(model, *example, whole))
+        for part in parts if any(flow.decides for flow in flows) else ():
+            _add(flows, follow(model, *part, whole))
     except NotFollowedError as error:
-        _outputs(model, *example)  # if it was not that, the same error will come again
-        place = Unbounded("", type(model).__name__, f"it does not run while followed: {error}")
-        return NetworkBound(0.0, math.inf, 0.0, math.inf, (place,))
+        for example in examples:  # if it was not that, the same error will come again
+            outputs(model, example)
+        return _nowhere("", type(model).__name__, f"it does not run while followed: {error}")
+    bounds = [_of_flow(flow, interval_of, otherwise) for flow in flows]
+    largest = max(bounds, key=lambda bound: bound.upper)
+    if len(bounds) == 1:
+        return largest
+    why = f"the largest of {len(bounds)} bounds, one for each way that an example takes"
+    return replace(
+        largest,
+        failure=min(1.0, math.fsum(bound.failure for bound in bounds)),
+        steps=(*largest.steps, Step("", "remark", 1.0, largest.upper, why)),
+    )
+
+
+def _add(flows: list[Flow], flow: Flow) -> None:
+    """Add a flow to others, unless it is among them."""
+    if not any(alike(flow, other) for other in flows):
+        flows.append(flow)
+
+
+def _of_flow(flow: Flow, interval_of: IntervalOf, otherwise: IntervalOf) -> NetworkBound:
+    """The bound of one way through the model."""
     norms = Norms(flow, interval_of, otherwise)
     found = Propagation(flow, norms)
     places = [*found.unbounded, *_more_unbounded(flow)]
+    if math.isnan(found.upper) or math.isnan(found.product):
+        places.append(Unbounded("", "bound", "a norm is not a number"))
     remarks = [Step(where, "remark", 1.0, found.upper, why) for where, why in _remarks(flow)]
     return NetworkBound(
         lower=0.0,
@@ -119,8 +177,27 @@ def _from_above(
     )
 
 
-def _require_finite(model: nn.Module) -> None:
+def _remembered(interval_of: IntervalOf) -> IntervalOf:
+    """The same, asked but once for the same modules."""
+    known: dict[object, Interval] = {}
+
+    def remembered(modules: Sequence[nn.Module], in_shape: Shape) -> Interval:
+        key = (tuple(modules), in_shape)
+        if key not in known:
+            known[key] = interval_of(modules, in_shape)
+        return known[key]
+
+    return remembered
+
+
+def _require_weights(model: nn.Module) -> None:
+    """Raise unless the parameters are finite, and can be worked with."""
     for name, parameter in model.named_parameters():
+        if parameter.is_inference():
+            raise ValueError(
+                f"{name!r} of {describe(model)} was made in torch.inference_mode(), and autograd "
+                "cannot work with it. Build or load the model outside of it."
+            )
         wide = parameter.detach()
         wide = wide.float() if wide.element_size() < 2 else wide
         if wide.is_floating_point() and not bool(torch.isfinite(wide).all()):
@@ -128,47 +205,6 @@ def _require_finite(model: nn.Module) -> None:
                 f"{name!r} of {describe(model)} holds NaN or infinite values: the network has no "
                 "Lipschitz constant. Restore finite weights."
             )
-
-
-def _examples(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[_Call]:
-    """The examples of a batch one by one, or the whole batch where they influence each other."""
-    whole = (args, kwargs)
-    sizes = {tensor.shape[:1] for tensor in tensors_in(whole)}
-    if len(sizes) != 1 or not (size := sizes.pop()) or size[0] < 2:
-        return [whole]
-    count = min(size[0], MOST_EXAMPLES)
-    single = [_row(args, kwargs, place) for place in range(count)]
-    try:
-        alone = _outputs(model, *single[0])
-    except Exception:  # whatever the model does not like about it
-        return [whole]
-    together = _outputs(model, *whole)
-    same = len(alone) == len(together) and all(
-        one.shape == (1, *many.shape[1:]) and many.shape[:1] == size and _close(one[0], many[0])
-        for one, many in zip(alone, together, strict=True)
-    )
-    return single if same else [whole]
-
-
-def _row(args: Sequence[Any], kwargs: Mapping[str, Any], place: int) -> _Call:
-    """One example of a batch, as a batch of one."""
-    given = (list(args), dict(kwargs))
-    row: tuple[list[Any], dict[str, Any]] = tree_map_only(
-        Tensor, lambda x: x[place : place + 1], given
-    )
-    return row
-
-
-def _outputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    args, kwargs = tree_map_only(Tensor, lambda x: x.detach().clone(), (list(args), dict(kwargs)))
-    with torch.no_grad(), evaluation_mode([model]), left_as_it_was(model):
-        return list(tensors_in(model(*args, **kwargs)))
-
-
-def _close(first: Tensor, second: Tensor) -> bool:
-    """Whether two outputs are the same, as far as the order of sums allows."""
-    size = float(second.abs().max()) if second.numel() else 0.0
-    return bool(torch.allclose(first.double(), second.double(), rtol=0, atol=1e-3 * size + 1e-30))
 
 
 def _more_unbounded(flow: Flow) -> list[Unbounded]:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from spectralclip._affine import Shape
 
+SWITCH = "a decision is read out of a tensor: the bound is that of the way taken"
 ROOT = 0  # the index of the node that holds all inputs, side by side
 
 
@@ -103,6 +104,11 @@ class Flow:
     remarks: list[tuple[str, str]]
     escapes: list[tuple[str, str, str]]
     embedded: list[str]
+
+    @property
+    def decides(self) -> bool:
+        """Whether the way through the model depends on the input."""
+        return any(why == SWITCH for _, why in self.remarks)
 
     def needed(self) -> set[int]:
         """The nodes on which the output depends."""
@@ -219,3 +225,29 @@ def operations(nodes: Sequence[Node]) -> Iterator[str]:
     """The names of operations for people to read."""
     for node in nodes:
         yield type(node.module).__name__ if node.module is not None else node.operation
+
+
+def alike(first: Flow, second: Flow) -> bool:
+    """Whether two flows are the same operations with the same constants."""
+    return (
+        len(first.nodes) == len(second.nodes)
+        and (first.escapes, first.embedded) == (second.escapes, second.embedded)
+        and all(_alike(*pair) for pair in zip(first.nodes, second.nodes, strict=True))
+    )
+
+
+def _alike(first: Node, second: Node) -> bool:
+    names = ("operation", "where", "shape", "dtype", "function", "item", "module", "random")
+    if any(getattr(first, name) != getattr(second, name) for name in (*names, "reason")):
+        return False
+    (ours, structure), (theirs, other) = (
+        tree_flatten((node.args, node.kwargs)) for node in (first, second)
+    )
+    return structure == other and all(map(_equal, ours, theirs))
+
+
+def _equal(first: Any, second: Any) -> bool:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        same = (first.shape, first.dtype) == (second.shape, second.dtype)
+        return first is second or (same and torch.equal(first, second))
+    return type(first) is type(second) and bool(first == second)

@@ -12,15 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from spectralclip._affine import evaluation_mode, plain_numerics
+from spectralclip._affine import plain_numerics
 from spectralclip._candidates import BATCH_NORM, bare_modules, connectors
 from spectralclip._explicit import is_plain
 from spectralclip._forward_pass import left_as_it_was
 from spectralclip._graph import tensors_in
 from spectralclip._layers import ExampleInputs, find_layers
 from spectralclip._lipschitz._flow import Flow
-from spectralclip._lipschitz._ledger import TOKEN, Ledger
+from spectralclip._lipschitz._hidden import hides_tensors
+from spectralclip._lipschitz._ledger import HIDDEN, TOKEN, Ledger
 from spectralclip._lipschitz._recorder import Calls, Functions, Operations
+from spectralclip._lipschitz._state import as_in_evaluation
 
 ATTENTION = "attention multiplies values that depend on the input with each other"
 _RECURRENT = "a recurrent layer multiplies its state with gates that depend on the input"
@@ -47,27 +49,36 @@ class NotFollowedError(RuntimeError):
 
 
 @plain_numerics()
-def follow(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Flow:
+def follow(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    whole: Mapping[nn.Module, str] | None = None,
+) -> Flow:
     """Run a model, as in evaluation, and follow what becomes of its input.
 
     Args:
         model: A bare model; it is left as it was.
         args: Positional arguments; or none, and
         kwargs: Keyword arguments.
+        whole: What `taken_as_one` has found, if it is known.
 
     Raises:
         NotFollowedError: The model raised an error, its own or one about being followed.
     """
     args, kwargs = tree_map_only(Tensor, lambda x: x.detach().clone(), (list(args), dict(kwargs)))
-    whole = _whole(model, args or kwargs)
+    whole = taken_as_one(model, args or kwargs) if whole is None else whole
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        stack.enter_context(evaluation_mode([model]))
+        stack.enter_context(as_in_evaluation(model))
         stack.enter_context(left_as_it_was(model))
         if "torch._dynamo" in sys.modules:  # else nothing has been compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         names = {module: name for name, module in bare_modules(model)}
         ledger = Ledger(names, [*model.parameters(), *model.buffers()])
+        stack.callback(ledger.put_back)
+        if hides_tensors((args, kwargs)):
+            ledger.flow.escapes.append(("", "input", HIDDEN))
         for tensor in tensors_in((args, kwargs)):
             if tensor.is_floating_point():
                 ledger.source(tensor)
@@ -84,9 +95,10 @@ def follow(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
             raise NotFollowedError(str(error)) from error
 
 
-def _whole(model: nn.Module, example_inputs: ExampleInputs) -> dict[nn.Module, str]:
+def taken_as_one(model: nn.Module, example_inputs: ExampleInputs) -> dict[nn.Module, str]:
     """The modules whose calls count as one operation: affine ones, and those out of reach."""
-    found = find_layers(model, example_inputs, compose=False)
+    frozen = not all(hasattr(part, "training") for part in model.modules())
+    found = {} if frozen else find_layers(model, example_inputs, compose=False)
     whole = {part: "" for layer in found.values() for part in layer.modules}
     whole.update((part, "") for _, part in connectors(model))
     for _, module in bare_modules(model):

@@ -17,13 +17,14 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from spectralclip._graph import tensors_in
-from spectralclip._lipschitz._flow import ROOT, Flow, Node, Ref, joined, leaves, piece
+from spectralclip._lipschitz._flow import ROOT, SWITCH, Flow, Node, Ref, joined, leaves, piece
+from spectralclip._lipschitz._hidden import hides_tensors
 from spectralclip._lipschitz._memory import Memories, entries_apart
 
 TOKEN, RANDOM = "token", "random"  # what the numbers of a constant come from
 UNSEEN = "its memory was written to, or is read, in a way that cannot be followed"
 _NUMBER = "a number is read out of a tensor, and what becomes of it cannot be followed"
-_SWITCH = "a decision is read out of a tensor: the bound is that of the way taken"
+HIDDEN = "an object that is no container holds tensors, which cannot be followed"
 _NO_NUMBERS = "outputs that are not floating-point numbers are left out"
 
 
@@ -48,6 +49,7 @@ class Ledger:
         self.memories = Memories()
         self.path = [""]
         self.inside = 0
+        self._before: dict[int, tuple[Tensor, Tensor]] = {}
         self._lasting = {tensor.untyped_storage()._cdata for tensor in lasting}
         self._made: Any = WeakIdKeyDictionary()  # tensor: (node or None, writes before that)
         self._tags: Any = WeakIdKeyDictionary()
@@ -83,6 +85,8 @@ class Ledger:
         if not tensors:
             why = f"the model returns {type(output).__name__}, in which no tensor is found"
             self.flow.escapes.append(("", "output", why))
+        elif hides_tensors(output):
+            self.flow.escapes.append(("", "output", HIDDEN))
         ends = [index for tensor in tensors if (index := self.read(tensor)) is not None]
         smooth = [index for index in ends if self._nodes[index].dtype.is_floating_point]
         if len(smooth) < len(ends):
@@ -115,14 +119,15 @@ class Ledger:
     def noted(self, arguments: Any) -> Any:
         """Arguments as a node keeps them: references, and constants that nobody else changes."""
 
-        def kept(tensor: Tensor) -> Any:
+        def noted(tensor: Tensor) -> Any:
             index = self.read(tensor)
             if index is not None:
                 return Ref(index)
-            return tensor.detach() if self.lasts(tensor) else tensor.detach().clone()
+            kept = self.lasts(tensor) and tensor.untyped_storage()._cdata not in self._before
+            return tensor.detach() if kept else tensor.detach().clone()
 
         with self.as_one():
-            return tree_map_only(Tensor, kept, arguments)
+            return tree_map_only(Tensor, noted, arguments)
 
     def read_out(self, ref: Ref) -> None:
         """Note that a number is read out of a tensor: as a switch, or to go its own ways."""
@@ -130,7 +135,11 @@ class Ledger:
         if dtype.is_floating_point or dtype.is_complex:
             self.escape("item")
         else:
-            self.flow.remarks.append((self.where, _SWITCH))
+            self.decision()
+
+    def decision(self) -> None:
+        """Note that the way of the model depends on its input."""
+        self.flow.remarks.append((self.where, SWITCH))
 
     def escape(self, operation: str) -> None:
         """Note that numbers leave torch."""
@@ -167,6 +176,19 @@ class Ledger:
     def lasts(self, tensor: Tensor) -> bool:
         """Whether it is, or views, a parameter or a buffer of the model."""
         return tensor.untyped_storage()._cdata in self._lasting
+
+    def before_writing(self, tensor: Tensor) -> None:
+        """Keep what a parameter or a buffer is before its first change: nodes refer to it."""
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._lasting and storage._cdata not in self._before:
+            with self.as_one():
+                whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+                self._before[storage._cdata] = whole, whole.clone()
+
+    def put_back(self) -> None:
+        """Undo what was written into parameters and buffers."""
+        for whole, copy in self._before.values():
+            whole.copy_(copy)
 
     def tag(self, tensors: Iterable[Tensor], tags: frozenset[str]) -> None:
         """Say what the numbers of constants come from."""

@@ -12,7 +12,7 @@ REARRANGE = {
     *("roll", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "select", "slice", "split"),
     *("split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "unbind", "narrow"),
     *("diagonal", "constant_pad_nd", "tril", "triu", "neg", "input", "embedding"),
-    *("rot90", "swapaxes", "diag_embed", "masked_select"),
+    *("rot90", "swapaxes", "diag_embed"),
 }
 
 # Each output is an input or a constant, but an input may be used several times.
@@ -20,6 +20,7 @@ COPY = {
     *("expand", "repeat", "index", "index_select", "gather", "take", "unfold", "im2col"),
     *("reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "masked_fill", "as_strided"),
     *("replication_pad1d", "replication_pad2d", "replication_pad3d", "pad", "copy", "fill"),
+    "masked_select",
     *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
     *("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
 }

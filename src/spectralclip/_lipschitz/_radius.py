@@ -42,7 +42,9 @@ def certified_radius(logits: Tensor, lipschitz: float | NetworkBound) -> Tensor:
             "logits must have at least two classes along the last axis, got shape "
             f"{tuple(logits.shape)}. For a single logit z, the radius is |z| / L."
         )
-    top = torch.topk(logits.detach(), 2, dim=-1).values
+    logits = logits.detach()
+    logits = logits if logits.is_floating_point() else logits.to(torch.get_default_dtype())
+    top = torch.topk(logits, 2, dim=-1).values
     margin = top[..., 0] - top[..., 1]
     if constant == 0:  # nothing ever changes, unless it is undecided already
         return torch.where(margin > 0, math.inf, 0.0).to(margin)

@@ -21,6 +21,7 @@ from spectralclip._graph import tensors_in
 from spectralclip._lipschitz._flow import Ref, leaves
 from spectralclip._lipschitz._ledger import RANDOM, TOKEN, UNSEEN, Ledger
 from spectralclip._lipschitz._memory import out_of_place, same_place, written_by
+from spectralclip._lipschitz._state import State
 
 # Their results do not depend on the numbers of their first argument.
 _SHAPE_ALONE = {
@@ -31,6 +32,15 @@ _SHAPE_ALONE = {
 }
 _EMBEDDINGS = ("embedding", "_embedding_bag", "_embedding_bag_forward_only")
 _LEAVES_TORCH = (Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__)
+# These make a tensor out of numbers that they read, or out of memory, where no mode sees them.
+_MAKES_ANEW = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, Tensor.__deepcopy__)
+_READS_OUT = (
+    *(Tensor.item, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.__complex__),
+    Tensor.__bool__,
+)
+_UNUSUAL = (*_LEAVES_TORCH, *_MAKES_ANEW, *_READS_OUT)
+_SETS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+_DECIDES = ("equal", "allclose", "is_nonzero", "nonzero")  # by a bool, or by a shape
 
 
 @final
@@ -54,6 +64,8 @@ class Operations(TorchDispatchMode):
         """Note the operation, and go on."""
         kwargs, ledger = kwargs or {}, self._ledger
         written = written_by(func, args, kwargs)
+        for tensor in written:
+            ledger.before_writing(tensor)
         if ledger.inside:
             output = func(*args, **kwargs)
             for tensor in written:
@@ -70,11 +82,16 @@ class Operations(TorchDispatchMode):
         output = func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             tags |= {RANDOM}
-        if not _follows(noted):
+        if name == "set_":  # into memory of which others know
+            for tensor in written:
+                ledger.put(tensor, ledger.unseen(tensor), write=True)
+        elif not _follows(noted):
             self._unfollowed(name, output, written, tags)
         elif name == "_local_scalar_dense":
             ledger.read_out(noted[0][0])
         else:
+            if name in _DECIDES:
+                ledger.decision()
             self._followed(func, name, noted, output, written, RANDOM in tags)
         return output
 
@@ -134,6 +151,7 @@ class Calls:
 
     def __init__(self, ledger: Ledger, whole: Mapping[nn.Module, str]) -> None:
         self._ledger, self._whole = ledger, whole
+        self._state = State(whole)
         self._running: list[Any] = []  # what modules that are at work were called with
 
     @contextmanager
@@ -156,7 +174,8 @@ class Calls:
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ledger, noted = self._ledger, None
         ledger.path.append(ledger.flow.names[module])
-        if module in self._whole and not ledger.inside:
+        # Its norm is taken afterwards, when what the model has changed of it has been put back.
+        if module in self._whole and not ledger.inside and self._state.holds(module):
             noted = ledger.noted((args, kwargs))
             noted = noted if _follows(noted) else None
         self._running.append(noted)
@@ -190,7 +209,11 @@ class Functions(TorchFunctionMode):
     ) -> Any:
         """Note the call, and go on."""
         kwargs, ledger = kwargs or {}, self._ledger
-        if ledger.inside or not (func in self._whole or func in _LEAVES_TORCH):
+        if func == _SETS_DATA:
+            output = func(*args, **kwargs)
+            ledger.put(args[0], ledger.read(args[1]))
+            return output
+        if ledger.inside or not (func in self._whole or func in _UNUSUAL):
             return func(*args, **kwargs)
         noted = ledger.noted((args, kwargs))
         if not _follows(noted):
@@ -198,8 +221,17 @@ class Functions(TorchFunctionMode):
         if func in _LEAVES_TORCH:
             ledger.escape(func.__name__)
             return func(*args, **kwargs)
+        if func in _MAKES_ANEW:
+            output = func(*args, **kwargs)
+            if ledger.read(output) is None:
+                ledger.escape(func.__name__)
+            return output
+        if func in _READS_OUT:
+            ledger.read_out(noted[0][0])
         with ledger.as_one():
             output = func(*args, **kwargs)
+        if func in _READS_OUT:
+            return output
         ledger.whole(func.__name__, noted, output, function=func, reason=self._whole[func])
         return output
 

@@ -55,7 +55,7 @@ class NetworkBound:
     """An interval that holds the Lipschitz constant of a network, in the l2 norm.
 
     Attributes:
-        lower: The largest norm of the Jacobian that was found at the example inputs.
+        lower: The largest norm of the Jacobian that was found next to the example inputs.
         upper: An upper bound; infinite if there is a place without one.
         failure: Probability that the upper end is too small, at most.
         product: The upper bound by the same rules with each layer and batch norm bounded apart.

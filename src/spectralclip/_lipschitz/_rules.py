@@ -22,6 +22,13 @@ from spectralclip._lipschitz import _operations as ops
 from spectralclip._lipschitz._activations import slope
 from spectralclip._lipschitz._chain_norms import NoBoundError, Norms
 from spectralclip._lipschitz._flow import Flow, Node, Ref, leaves
+from spectralclip._lipschitz._normalizations import (
+    deviation_factor,
+    eps_of,
+    norm_factor,
+    normalize_factor,
+    statistics_factor,
+)
 from spectralclip._lipschitz._pooling import adaptive_max_pool_factor, max_pool_factor
 
 _SWITCHES = "it depends on a comparison or an index made from the input, and jumps with it"
@@ -29,6 +36,8 @@ _UNKNOWN = "no rule is known for this operation"
 _DENOMINATOR = "it divides by a value that depends on the input"
 _PRODUCT = "it multiplies values that depend on the input with each other"
 _SAMPLED = "it multiplies by numbers drawn at random"
+_BITS = "it takes the bits of numbers for other numbers"
+_NOT_A_NUMBER = "a constant that it reads is NaN"
 _REARRANGING = (nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle)
 
 
@@ -88,8 +97,19 @@ def _hopeless(node: Node, flow: Flow) -> str:
         return "complex numbers are not followed"
     if not all(dtype.is_floating_point for dtype in types):
         return _SWITCHES
+    if node.operation == "view" and node.dtype not in types:
+        return _BITS
+    if any(_is_nan(leaf) for leaf in leaves((node.args, node.kwargs))):
+        return _NOT_A_NUMBER
     harmless = ops.SUMS | ops.JOINS | {"native_dropout", "rrelu_with_noise"}
     return _SAMPLED if node.random and node.operation not in harmless else ""
+
+
+def _is_nan(constant: Any) -> bool:
+    if isinstance(constant, Tensor) and constant.is_floating_point():
+        wide = constant.float() if constant.element_size() < 2 else constant
+        return bool(wide.isnan().any())
+    return isinstance(constant, float) and math.isnan(constant)
 
 
 def _only(node: Node, factor: float, note: str = "", **how: Any) -> Rule:
@@ -140,13 +160,12 @@ def _linear(node: Node, flow: Flow, norms: Norms) -> Rule | None:
 def _fixed_statistics(node: Node) -> bool:
     """Whether a batch norm uses its running statistics."""
     trains = node.argument("training", node.argument("train", False))
-    return (
-        not trains and isinstance(node.argument("running_var"), Tensor) and node.item in (None, 0)
-    )
+    known = isinstance(node.argument("running_var"), Tensor) and node.reads("input")
+    return not trains and known and node.item in (None, 0)
 
 
 def _batch_norm_factor(node: Node) -> float:
-    scale = torch.rsqrt(node.argument("running_var").double() + _eps(node))
+    scale = torch.rsqrt(node.argument("running_var").double() + eps_of(node))
     weight = node.argument("weight")
     return float((scale if weight is None else scale * weight.double()).abs().max())
 
@@ -229,19 +248,22 @@ def _bent(node: Node, flow: Flow, norms: Norms) -> Rule | None:
     """What is not affine and has one input, on which alone the rest of its arguments does not."""
     if len(_uses((node.args, node.kwargs))) != 1:
         return None
-    found = _factor(node, flow.nodes[node.inputs[0]].shape)
+    found: tuple[float, str] | None
+    steepest = slope(node)
+    if steepest is not None:  # of each number; one that is broadcast counts as often
+        found = steepest * max(1.0, _spread(node, node.inputs[0], flow)), ""
+    else:
+        found = _factor(node, flow.nodes[node.inputs[0]].shape)
     if found is None:
         return None
     factor, note = found
-    if math.isinf(factor):
+    if not math.isfinite(factor):
         return Rule(reason=ops.REASONS.get(node.operation, _UNKNOWN))
     return _only(node, factor, note)
 
 
 def _factor(node: Node, source: tuple[int, ...]) -> tuple[float, str] | None:
     name = node.operation
-    if (steepest := slope(node)) is not None:
-        return steepest, ""
     if name.startswith("max_pool") and node.item in (None, 0):
         factor = max_pool_factor(node)
         return factor, f"an entry is in up to {round(factor**2)} windows"
@@ -258,55 +280,16 @@ def _factor(node: Node, source: tuple[int, ...]) -> tuple[float, str] | None:
         count = _size(source, node)
         return (math.sqrt(count) if count > 1 else 0.0), f"the root of {count} classes"
     if name == "linalg_vector_norm":
-        return _norm_factor(node, math.prod(source) // max(1, math.prod(node.shape))), ""
+        return norm_factor(node, math.prod(source) // max(1, math.prod(node.shape))), ""
     if name == "std":
-        return _deviation_factor(node, math.prod(source) // max(1, math.prod(node.shape))), ""
+        return deviation_factor(node, math.prod(source) // max(1, math.prod(node.shape))), ""
     if name in ops.BATCH_NORMS or name in ops.OTHER_NORMS:
-        return _statistics_factor(node)
+        return statistics_factor(node)
     if name == "normalize":
-        return _normalize_factor(node)
+        return normalize_factor(node)
     return None
 
 
 def _size(source: tuple[int, ...], node: Node) -> int:
     """The length of the axis that an operation works along."""
     return source[node.argument("dim")] if source else 1
-
-
-def _norm_factor(node: Node, count: int) -> float:
-    """`||x||_p` of n entries moves by at most `n^(1/p - 1/2)` times as much, or as much."""
-    order = node.argument("ord", 2)
-    if not isinstance(order, (int, float)) or order < 1:
-        return math.inf
-    return max(1.0, math.pow(count, 1 / order - 0.5))
-
-
-def _deviation_factor(node: Node, count: int) -> float:
-    """A standard deviation is a norm of centred entries over the root of their number."""
-    correction = node.argument("correction", 1)
-    left = count - float(1 if correction is None else correction)
-    return 1 / math.sqrt(left) if left > 0 else math.inf
-
-
-def _statistics_factor(node: Node) -> tuple[float, str]:
-    """Norms whose statistics are those of the input: steepest where all entries are alike."""
-    weight, eps = node.argument("weight"), _eps(node)
-    if node.item not in (None, 0) or eps <= 0:
-        return math.inf, ""
-    largest = float(weight.abs().max()) if isinstance(weight, Tensor) else 1.0
-    return largest / math.sqrt(eps), f"by its eps of {eps:g} alone, where all entries are alike"
-
-
-def _eps(node: Node) -> float:
-    for name in ("eps", "epsilon"):
-        value = node.argument(name)
-        if value is not None:
-            return float(value)
-    return torch.finfo(node.dtype).eps  # what RMSNorm takes where it is given none
-
-
-def _normalize_factor(node: Node) -> tuple[float, str]:
-    eps = float(node.argument("eps", 1e-12))
-    if float(node.argument("p", 2)) != 2 or eps <= 0 or node.argument("out") is not None:
-        return math.inf, ""
-    return 1 / eps, f"by its eps of {eps:g} alone, near zero"

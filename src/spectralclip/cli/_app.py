@@ -6,6 +6,7 @@ one line that it says when something is wrong.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,10 +18,11 @@ import typer
 
 from spectralclip import __version__
 from spectralclip._audit import audit as audit_model
+from spectralclip._audit._estimates import compare_estimates
 from spectralclip.cli import _output, _weights_file
 from spectralclip.cli._clip_file import clip_checkpoint_, require_output
-from spectralclip.cli._guard import guarded
-from spectralclip.cli._limits import FailOn, above
+from spectralclip.cli._guard import Commands, guarded
+from spectralclip.cli._limits import FailOn, verdict
 from spectralclip.cli._options import (
     ABOVE,
     AUDIT_EXAMPLES,
@@ -35,6 +37,7 @@ from spectralclip.cli._options import (
     Certify,
     Compose,
     Device,
+    Estimates,
     FailOnWhat,
     Html,
     Inputs,
@@ -48,6 +51,7 @@ from spectralclip.cli._options import (
 )
 from spectralclip.cli._problems import Problem, cannot, listed
 from spectralclip.cli._steps import (
+    STANDARD_OUTPUT,
     get_example,
     get_source,
     load_weights_,
@@ -55,9 +59,11 @@ from spectralclip.cli._steps import (
     require_outputs,
     write_result,
 )
+from spectralclip.methods._stated import estimators
 
 app = typer.Typer(
     name="spectralclip",
+    cls=Commands,
     help="Audit and clip the spectra of the layers of PyTorch models.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
@@ -108,6 +114,7 @@ def audit(
     lipschitz: Annotated[
         bool, typer.Option("--lipschitz/--no-lipschitz", help="Bound the whole network.")
     ] = True,
+    estimates: Estimates = False,
     workers: Annotated[int, typer.Option(min=1, help="Processes to work in.")] = 1,
     batch: Batch = 1,
     settings: Settings = None,
@@ -119,8 +126,12 @@ def audit(
     """Certified norms of every affine layer and chain of a model, and of the whole network."""
     if fail_on and fail_above is None:
         raise Problem("--fail-on says what --fail-above looks at: give that too.")
+    if fail_above is not None and not 0 <= fail_above < math.inf:
+        raise Problem(f"--fail-above: expected a finite number of at least 0, got {fail_above}.")
     if fail_on and FailOn.network in fail_on and not lipschitz:
         raise Problem("--fail-on network needs the network's bound: leave out --no-lipschitz.")
+    if estimates and json == STANDARD_OUTPUT:
+        raise Problem("--compare-estimates prints a table: give --json a file, not -.")
     require_outputs(html, json)
     notes: list[str] = []
     source = get_source(
@@ -148,10 +159,14 @@ def audit(
     )
     found = replace(found, model=model)
     write_result(found, html, json, notes)
+    if estimates:
+        layers = compare_estimates(source.model, example, estimators(), found=found, seed=seed)
+        _output.show_estimates(layers)
     if fail_above is not None:
-        too_large = above(found, fail_above, fail_on or [FailOn.chains])
-        if too_large:
-            _output.note(f"above {fail_above:g}: {listed(too_large)}.")
+        complaints, remarks = verdict(found, fail_above, fail_on or [FailOn.chains])
+        for line in (*remarks, *complaints):
+            _output.note(line)
+        if complaints:
             raise typer.Exit(ABOVE)
 
 
@@ -236,19 +251,21 @@ def compare(
 @app.command(epilog=DEMO_EXAMPLES)
 def demo(
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Where the reports go.")
-    ] = Path("spectralclip-demo"),
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Where the reports go; spectralclip-demo by default.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same result.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="Train for a moment only.")] = False,
 ) -> None:
     """Train small networks on real digits with and without clipping, attack and audit them."""
     from spectralclip import demo as demonstration
 
-    run = getattr(demonstration, "run", None)
-    if run is None:
-        demonstration.main()
-    else:
-        run(output, seed, quick)
+    demonstration.run(output or demonstration.FOLDER, seed, quick)
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -258,7 +275,8 @@ def main(args: Sequence[str] | None = None) -> int:
         args: Arguments without the program's name; by default those of this process.
 
     Returns:
-        0 fine, 1 above `--fail-above`, 2 bad input, 130 stopped by Ctrl-C, 141 nobody reads on.
+        0 fine, 1 not certified within `--fail-above`, 2 bad input, 130 stopped by Ctrl-C, 141
+        nobody reads on, 143 terminated.
 
     Example:
         >>> from spectralclip import cli

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, final
 
 import typer
+from typer.core import TyperGroup
 
 from spectralclip.cli import _output
-from spectralclip.cli._options import BAD_INPUT, INTERRUPTED, NOBODY_READS
-from spectralclip.cli._problems import Problem, cannot, one_line
+from spectralclip.cli._options import BAD_INPUT, INTERRUPTED, NOBODY_READS, TERMINATED
+from spectralclip.cli._problems import Problem, cannot, one_line, raised
+
+
+@final
+class Terminated(BaseException):
+    """Somebody else has ended this process, and waits for it to clear up."""
 
 
 def guarded(run: Callable[[], int], *, debug: bool) -> int:
@@ -23,6 +29,8 @@ def guarded(run: Callable[[], int], *, debug: bool) -> int:
             code = run()
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
+    except Terminated:
+        code = TERMINATED
     except _output.BrokenPipe:
         _output.abandon_output()
         code = NOBODY_READS
@@ -36,13 +44,38 @@ def guarded(run: Callable[[], int], *, debug: bool) -> int:
     return code
 
 
+@final
+class Commands(TyperGroup):
+    """The commands, which run a model's code too.
+
+    If that says `sys.exit(0)`, a gate is not to pass.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run one of them; whatever would end the program with a code that is not ours is an error.
+
+        Raises:
+            Problem: The model has tried to.
+        """
+        try:
+            return super().invoke(ctx)
+        except (Exception, KeyboardInterrupt, Terminated):
+            raise
+        except BaseException as error:
+            raise Problem(f"the model's code has ended the program: {raised(error)}.") from error
+
+
 @contextmanager
 def _ending_in_order() -> Iterator[None]:
     """Let SIGTERM unwind the stack, as Ctrl-C does, so that temporary files are removed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+    def stop(number: int, frame: Any) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
     finally:

@@ -12,11 +12,13 @@ from spectralclip.cli._example_inputs import SYNTAX
 from spectralclip.cli._limits import FailOn
 from spectralclip.cli._model_source import FORMS
 
-FINE, ABOVE, BAD_INPUT, INTERRUPTED, NOBODY_READS = 0, 1, 2, 130, 141
+FINE, ABOVE, BAD_INPUT, INTERRUPTED, NOBODY_READS, TERMINATED = 0, 1, 2, 130, 141, 143
 
 EXIT_CODES = """
-Exit codes: 0 fine; 1 a norm may be above --fail-above; 2 bad input or usage, with one line that
-begins with "error:"; 130 stopped by Ctrl-C. Where a command fails, it has written nothing.
+Exit codes: 0 fine; 1 not all that --fail-above looks at is certified to be within, and reports
+have been written; 2 bad input or usage, with one line that begins with "error:", and nothing
+written; 130 stopped by Ctrl-C; 141 nobody reads the output any more; 143 terminated. No file is
+ever written by half.
 """
 
 AUDIT_EXAMPLES = f"""\b
@@ -26,6 +28,7 @@ Examples:
   spectralclip audit timm:resnet50 --set pretrained=true --input 3,224,224 --workers 2
   spectralclip audit transformers:./checkpoint --input 16:int64 --no-lipschitz
   spectralclip audit network.pt2 --trust --json -
+  spectralclip audit nets.py:resnet18 --input 3,32,32 --compare-estimates
 
 {EXIT_CODES}"""
 CLIP_EXAMPLES = f"""\b
@@ -114,10 +117,17 @@ Device = Annotated[str | None, typer.Option(help="Where to compute, such as cuda
 Json = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - prints it.")
 ]
+Estimates = Annotated[
+    bool,
+    typer.Option(
+        "--compare-estimates",
+        help="Also print what each method takes for the norm of each layer.",
+    ),
+]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the report.")]
 Limit = Annotated[
     float | None,
-    typer.Option(metavar="NORM", help="Exit with 1 unless all norms are certified within."),
+    typer.Option(metavar="NORM", help="Exit with 1 unless all norms are certified to be within."),
 ]
 FailOnWhat = Annotated[
     list[FailOn] | None,

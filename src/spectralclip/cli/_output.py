@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, final
 
 from rich.console import Console
 
+from spectralclip._audit._estimates import EstimatedLayer, estimates_sheet
 from spectralclip._audit._table import Column, Sheet, plain_table, rich_table
+from spectralclip._audit._text import printable, shown_name
 from spectralclip._clip import ClipResult
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ CLIP_COLUMNS = (
     Column("layer", "left"),
     Column("norm before"),
     Column("after"),
-    Column("moved by"),
+    Column("moved by", dispensable=1),
 )
 
 
@@ -49,12 +51,18 @@ def show_clipped(results: Mapping[str, ClipResult], max_norm: float) -> None:
     """Print what clipping has moved."""
     moved = {name: result for name, result in results.items() if result.distance > 0}
     rows = [
-        (name, f"{one.norm_before:.4g}", f"{one.norm_after:.4g}", f"{one.distance:.4g}")
+        (shown_name(name), f"{one.norm_before:.4g}", f"{one.norm_after:.4g}", f"{one.distance:.4g}")
         for name, one in moved.items()
     ]
     within = len(results) - len(moved)
     footer = f"{len(moved)} of {len(results)} layers moved; {within} within the bound already."
     sheet = Sheet(f"clipped to norm {max_norm:g}", CLIP_COLUMNS, rows, footer)
+    _print(lambda: rich_table(sheet), lambda: plain_table(sheet))
+
+
+def show_estimates(layers: Sequence[EstimatedLayer]) -> None:
+    """Print what methods take for the norms of layers."""
+    sheet = estimates_sheet(layers)
     _print(lambda: rich_table(sheet), lambda: plain_table(sheet))
 
 
@@ -75,8 +83,8 @@ def say(text: str) -> None:
 
 
 def note(text: str) -> None:
-    """Tell the user something that is not a part of the output."""
-    print(text, file=sys.stderr, flush=True)
+    """Tell the user, in one line, something that is not a part of the output."""
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
 from spectralclip._affine import evaluation_mode
 from spectralclip._atomic import require_writable, write_texts
 from spectralclip._audit._record import Audit
-from spectralclip._forward_pass import left_as_it_was
+from spectralclip._forward_pass import left_as_it_was, unwrapped
 from spectralclip._graph import tensors_in
 from spectralclip.cli import _output, _weights_file
 from spectralclip.cli._example_inputs import SYNTAX, example_inputs, parse_input
 from spectralclip.cli._model_source import Source, load, parse_options
-from spectralclip.cli._problems import Problem, cannot, one_line
+from spectralclip.cli._problems import Problem, cannot, listed, one_line
 
 if TYPE_CHECKING:
     from spectralclip._audit._record import Comparison
@@ -48,6 +51,8 @@ def get_source(
         source = load(text, options, trust=trust, has_weights=has_weights)
     if source.random and not has_weights:
         notes.append(f"note: {text} has the weights that it makes itself; --weights loads others.")
+    if not (source.random or has_weights):
+        require_finite(source.model, f"MODEL {text!r}")
     if device is not None:
         try:
             source.model.to(device)
@@ -62,6 +67,7 @@ def load_weights_(
     """Load a file into the model, and say what was recognized in it."""
     checkpoint = _weights_file.read(path)
     fit = _weights_file.load_(source.model, checkpoint, allow_partial=allow_partial)
+    require_finite(source.model, f"weights {path}")
     said = [f"{len(fit.names)} tensors of {path}"]
     if checkpoint.wrapper:
         said.append("kept under " + " / ".join(map(repr, checkpoint.wrapper)))
@@ -69,6 +75,32 @@ def load_weights_(
         said.append(f"named with {fit.prefix!r} in front")
     notes.append("; ".join(["weights: " + ", ".join(said), *fit.complaints]))
     return checkpoint, fit
+
+
+def require_finite(model: nn.Module, origin: str) -> None:
+    """Refuse weights that have no norm.
+
+    Raises:
+        Problem: A parameter holds NaN or infinite values, or a buffer NaN.
+    """
+    bad = list(_not_finite(unwrapped(model)))
+    if bad:
+        raise Problem(
+            f"{origin}: NaN or infinite values in {len(bad)} of the model's tensors: "
+            f"{listed(bad)}. Norms are not defined then: restore finite weights."
+        )
+
+
+def _not_finite(model: nn.Module) -> Iterator[str]:
+    parameters = dict(model.named_parameters())
+    for name, tensor in {**parameters, **dict(model.named_buffers())}.items():
+        if is_lazy(tensor) or tensor.is_meta or not tensor.is_floating_point():
+            continue
+        wide = tensor.detach().float() if tensor.element_size() < 2 else tensor.detach()
+        # Masks, which are buffers, rightly hold infinities.
+        wrong = ~torch.isfinite(wide) if name in parameters else torch.isnan(wide)
+        if bool(wrong.any()):
+            yield name
 
 
 def get_example(
@@ -102,14 +134,20 @@ def get_example(
 
 def require_outputs(html: Path | None, json: str | None) -> None:
     """Find out before the work whether its result can be written."""
-    if html is not None and json is not None and html.absolute() == Path(json).absolute():
+    file = None if json == STANDARD_OUTPUT else json
+    # Links are followed when files are written, so that two names may be one file.
+    if html is not None and file is not None and _resolved(html) == _resolved(file):
         raise Problem(f"--html and --json are the same file, {html}: choose two.")
-    for path in (html, None if json == STANDARD_OUTPUT else json):
+    for path in (html, file):
         if path is not None:
             try:
                 require_writable(path)
             except OSError as error:
                 raise cannot("write", error) from error
+
+
+def _resolved(path: Path | str) -> str:
+    return os.path.realpath(path)
 
 
 def write_result(
