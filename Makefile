@@ -72,6 +72,8 @@ bench: $(STAMP) ## Measure extraction, bounds, clipping and training side by sid
 	$(BIN)/python -m benchmarks.clipping
 	$(BIN)/python -m benchmarks.training
 	$(BIN)/python -m benchmarks.audit
+	$(BIN)/python -m benchmarks.method_matrix
+	$(BIN)/python -m benchmarks.methods
 
 format: $(STAMP) ## Fix formatting and what the linter can fix
 	$(BIN)/ruff check --fix

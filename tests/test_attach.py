@@ -520,7 +520,9 @@ def test_schedules(tried: Tried) -> None:
 def test_schedules_that_make_no_sense(factor: float) -> None:
     model = small_network()
     optimizer = sgd(model)
-    attached(TRIED["FastClip"], model, optimizer, schedule=lambda step: factor)
+    with pytest.raises(ValueError, match=r"schedule\(0\) must be a positive number"):
+        attached(TRIED["FastClip"], model, optimizer, schedule=lambda step: factor)
+    attached(TRIED["FastClip"], model, optimizer, schedule=lambda step: factor if step else 1.0)
     loss_of(model, 0).backward()
     with pytest.raises(ValueError, match=r"schedule\(1\) must be a positive number"):
         optimizer.step()

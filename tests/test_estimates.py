@@ -19,7 +19,7 @@ from spectralclip._audit import _estimates
 from spectralclip._audit._estimates import EstimatedLayer, compare_estimates, estimates_sheet
 from spectralclip._audit._table import plain_table
 from spectralclip.methods import _stated
-from spectralclip.methods._stated import Promise, estimators, promise_of
+from spectralclip.methods._stated import Promise, estimators, promises_of
 
 
 def exact(module: nn.Module, in_shape: Any, *, generator: Any = None) -> float:
@@ -172,14 +172,10 @@ def test_estimators_are_those_of_the_methods(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_promises_are_read_from_the_class() -> None:
     class Stated:
-        promise = Promise(slack=0.1)
+        promises = (Promise(slack=0.1),)
 
-    class Silent:
-        promise = None
-
-    assert promise_of(Stated) is promise_of(Stated()) is Stated.promise  # type: ignore[arg-type]
-    assert promise_of(Silent) is None  # type: ignore[arg-type]
-    assert promise_of(object) is None  # type: ignore[arg-type]
+    assert promises_of(Stated) == promises_of(Stated()) == Stated.promises  # type: ignore[arg-type]
+    assert promises_of(object) == ()  # type: ignore[arg-type]
 
 
 # --- The command line ------------------------------------------------------------------------

@@ -117,7 +117,8 @@ class Attachment:
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._steps, self._norms = 0, dict[str, float]()
         self._sharing = _sharing(method, model, layers, optimizer, bounds, seed)
-        mine = {name: self._bounds[name] for name in self._sharing.mine()}
+        bounds = self.max_norms  # where the schedule begins
+        mine = {name: bounds[name] for name in self._sharing.mine()}
         self._keeper: Keeper | None = method.start(self._sharing, mine, seed)
         self._hook = None
         if optimizer is not None:

@@ -11,8 +11,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from spectralclip.methods._descent import Weights, descend
 from spectralclip.methods._live import LiveLayer, Snapshot
-from spectralclip.methods.paper_clip import Weights, descend
 
 # A round that makes a norm so many times as large has failed at what it is for.
 _FAILED = 1.1

@@ -1,4 +1,4 @@
-"""The methods by name. A new one is a file of its own, and a line here."""
+"""The methods by name: all that `spectralclip.methods` imports."""
 
 from __future__ import annotations
 
@@ -6,12 +6,6 @@ import difflib
 from importlib import import_module
 
 from spectralclip._train import Method
-
-_METHODS = {
-    "clip_batch_norm": "ClipBatchNorm",
-    "fast_clip": "FastClip",
-    "spectral_clip": "SpectralClip",
-}
 
 
 def available() -> list[str]:
@@ -22,7 +16,7 @@ def available() -> list[str]:
         >>> "fast_clip" in methods.available()
         True
     """
-    return sorted(_METHODS)
+    return sorted(_methods())
 
 
 def get(name: str) -> type[Method]:
@@ -42,13 +36,19 @@ def get(name: str) -> type[Method]:
         >>> methods.get("clip_batch_norm")()
         ClipBatchNorm()
     """
+    known = _methods()
     if not isinstance(name, str):
-        raise TypeError(f"name must be one of {available()}, got {name!r}.")
-    if name not in _METHODS:
+        raise TypeError(f"name must be one of {sorted(known)}, got {name!r}.")
+    if name not in known:
         plain = name.lower().replace("-", "_").replace(" ", "_")
-        similar = difflib.get_close_matches(plain, _METHODS, n=1)
+        similar = difflib.get_close_matches(plain, known, n=1)
         hint = f" Did you mean {similar[0]!r}?" if similar else ""
-        raise ValueError(f"There is no method {name!r}: known are {available()}.{hint}")
-    module = import_module(f"spectralclip.methods.{name}")
-    method: type[Method] = getattr(module, _METHODS[name])
-    return method
+        raise ValueError(f"There is no method {name!r}: known are {sorted(known)}.{hint}")
+    return known[name]
+
+
+def _methods() -> dict[str, type[Method]]:
+    """Each by the name of its file."""
+    exported = vars(import_module("spectralclip.methods")).values()
+    classes = [one for one in exported if isinstance(one, type) and issubclass(one, Method)]
+    return {one.__module__.rpartition(".")[2]: one for one in classes}

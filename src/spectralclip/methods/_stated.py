@@ -25,8 +25,9 @@ def everything(module: nn.Module) -> bool:
 class Promise:
     """What a method promises of the layers that it takes, so that it can be held to it.
 
-    A class states it as `promise: ClassVar[Promise | None]`, with None where it promises nothing
-    of norms. It is about layers that training hardly moves, and weights as `remove()` leaves them.
+    A class states them as `promises: ClassVar[tuple[Promise, ...]]`, one for each of its settings
+    that promises something. Each is about layers that training hardly moves, and weights as
+    `remove()` leaves them.
 
     Attributes:
         of: Whose norm stays within the bound: "norm", that of the layer as a linear map, as the
@@ -52,10 +53,9 @@ class Promise:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def promise_of(method: Method | type[Method]) -> Promise | None:
-    """What a method promises; None where it promises nothing, or does not say so."""
-    promise = getattr(method, "promise", None)
-    return promise if isinstance(promise, Promise) else None
+def promises_of(method: Method | type[Method]) -> tuple[Promise, ...]:
+    """What a method promises; nothing where it does not say so."""
+    return tuple(getattr(method, "promises", ()))
 
 
 def estimators() -> dict[str, Estimator]:

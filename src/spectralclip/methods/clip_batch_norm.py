@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 from torch import Tensor, nn
 
@@ -13,6 +13,7 @@ from spectralclip._batch_norms import clamp_batch_norm_
 from spectralclip._layers import FoundLayer
 from spectralclip._sharing import Sharing
 from spectralclip._train import Keeper, Method, warn
+from spectralclip.methods._stated import Promise
 
 
 @final
@@ -23,14 +24,19 @@ class ClipBatchNorm(Method):
     With its running statistics a batch norm multiplies channel i by
     `gamma_i / sqrt(running_var_i + eps)`, so that its norm is the largest magnitude among these
     factors. Where one is above the bound, `gamma_i` is set to the bound, with its sign; nothing
-    else changes. It is exact and costs next to nothing.
+    else changes.
 
-    Bounding a batch norm apart from the layer in front of it bounds their product, and more than
-    need be: the paper finds that it hinders training. `SpectralClip(compose="conv_bn")` and
-    `FastClip(concat=True)` bound the composition instead.
+    *Domain.* Batch norms. Those without a scale (`affine=False`) or without running statistics are
+    left alone, as are all other layers: attach another method beside it for those.
 
-    Batch norms without a scale (`affine=False`) or without running statistics are left alone, as
-    are all other layers: attach another method beside it for those.
+    *Promise.* The norm is within the bound after each step, until the next batch moves the running
+    variance.
+
+    *Cost.* A few operations for each channel.
+
+    *Known failure.* Bounding a batch norm apart from the layer in front of it bounds their product,
+    and more than need be: the paper finds that it hinders training.
+    `SpectralClip(compose="conv_bn")` and `FastClip(concat=True)` bound the composition instead.
 
     Example:
         >>> import torch
@@ -44,6 +50,8 @@ class ClipBatchNorm(Method):
         >>> round(attachment.norms()["1"], 6)
         0.5
     """
+
+    promises: ClassVar[tuple[Promise, ...]] = (Promise(slack=1e-5),)
 
     def takes(self, layer: FoundLayer) -> bool:
         """Batch norms with a scale of their own."""

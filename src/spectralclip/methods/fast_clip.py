@@ -12,12 +12,8 @@ from spectralclip._sharing import Sharing
 from spectralclip._train import Keeper, Method, warn
 from spectralclip.methods._followed import FollowedLayer, Schedule
 from spectralclip.methods._live import LiveLayer
-from spectralclip.methods.paper_clip import (
-    PUBLISHED,
-    PUBLISHED_WITHOUT_BATCH_NORM,
-    check_count,
-    check_positive,
-)
+from spectralclip.methods._settings import check_count, check_positive
+from spectralclip.methods.paper_clip import PUBLISHED, PUBLISHED_WITHOUT_BATCH_NORM
 
 
 @final
@@ -25,16 +21,24 @@ from spectralclip.methods.paper_clip import (
 class FastClip(Method):
     """The paper's FastClip: follow the leading singular vector, clip now and then.
 
-    After each step of the optimizer one iteration of PowerQR, from the vector of the step before,
-    follows the norm of each layer. Every `every` steps a layer whose tracked norm is above the
-    bound gets one round of the paper's Clip (`paper_clip_`): `inner_steps` gradient steps of
-    length `lr` that pull this one singular value towards the bound. Since the clipped direction
-    is no longer the leading one, a few iterations on a fresh random vector look for the new one.
-    The warm-up, as many iterations, comes with the first step that moves the layer.
+    "Spectrum Extraction and Clipping for Implicitly Linear Layers", Algorithm 3. After each step
+    of the optimizer one iteration of PowerQR, from the vector of the step before, follows the norm
+    of each layer. Every `every` steps a layer whose tracked norm is above the bound gets one round
+    of the paper's Clip (`paper_clip_`): `inner_steps` gradient steps of length `lr` that pull this
+    one singular value towards the bound. Since the clipped direction is no longer the leading one,
+    a few iterations on a fresh random vector look for the new one. The warm-up, as many
+    iterations, comes with the first step that moves the layer.
 
-    It is here to be compared with. Between two rounds nothing holds the norms, a round lowers one
-    singular value where many may be above the bound, and one iteration a step lags behind: the
-    tracked norms are too small. `SpectralClip` holds the bound at every step.
+    *Domain.* Every affine layer with a weight, apart from batch norms and embeddings.
+
+    *Promise.* None at a given step: norms come down to the bound over many rounds.
+
+    *Cost.* One application of the layer and one of its transpose a step; a round takes
+    `1 + 2 inner_steps + 2 power_iterations` more.
+
+    *Known failure.* Between two rounds nothing holds the norms, a round lowers one singular value
+    where many may be above the bound, and one iteration a step lags behind: the tracked norms are
+    too small. `SpectralClip` holds the bound at every step.
 
     In a convolution one weight acts at many positions, and `lr = 0.35` is too long a step where
     the leading vector is smooth. A round that makes the norm larger is undone, and reported by a

@@ -1,0 +1,86 @@
+"""A layer whose weight is parametrized, with the weight as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from spectralclip._affine import AffineFunction, Shape, evaluation_mode
+from spectralclip._explicit import build_maps, explicit_maps
+from spectralclip._operator import LinearOperator
+
+_SLOTS = ("__dict__", "__weakref__")
+
+
+@final
+class BareLayer:
+    """The layer `M(W)` for a weight W that the module itself no longer uses as it is.
+
+    Attributes:
+        is_bare: Whether the parametrization is to hand the weight on unchanged.
+    """
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        self.module, self._name, self.is_bare = module, name, False
+        self._order = list(module._parameters)
+        self._functions: dict[object, AffineFunction] = {}
+
+    @property
+    def weight(self) -> Tensor:
+        """The parameter itself."""
+        module: Any = self.module
+        if self.is_parametrized:
+            weight: Tensor = module.parametrizations[self._name].original
+            return weight
+        return module._parameters[self._name]  # type: ignore[no-any-return]
+
+    def operator(self, shape: Shape) -> LinearOperator:
+        """The layer as it is now; of a plain one only the weight is read again."""
+        weight = self.weight
+        key = shape, weight.dtype, weight.device, self.is_parametrized
+        with self._bare(), evaluation_mode([self.module]):
+            function = self._functions.get(key)
+            maps = None if function is None else explicit_maps(function)
+            if function is None or maps is None:
+                self._functions[key] = function = AffineFunction([self.module], shape)
+                maps = build_maps(function)
+        return LinearOperator(function, maps, transposed=False)
+
+    def pullback(self, op: LinearOperator, u: Tensor, v: Tensor) -> Tensor:
+        """The gradient of `<u, M(W) v>` in W."""
+        weight = self.weight
+        names = [name for name, one in op.function.parameters.items() if one is weight]
+        with self._bare():
+            return op.pullback(u, v)[names[0]]
+
+    @property
+    def is_parametrized(self) -> bool:
+        """Whether the weight is made by a parametrization."""
+        return parametrize.is_parametrized(self.module, self._name)
+
+    def make_plain_(self) -> None:
+        """Remove the parametrization, leaving the weight that it makes."""
+        kind = type(self.module)
+        # Copies of the module share the class that torch made of it, and would lose their weight
+        # along with it.
+        own = {key: value for key, value in vars(kind).items() if key not in _SLOTS}
+        self.module.__class__ = type(kind.__name__, kind.__bases__, own)
+        with evaluation_mode([self.module]):
+            parametrize.remove_parametrizations(self.module, self._name)
+        # In the order of before, since optimizers number parameters by it.
+        table = self.module._parameters
+        for name in [*self._order, *(own for own in list(table) if own not in self._order)]:
+            if name in table:
+                table[name] = table.pop(name)
+
+    @contextmanager
+    def _bare(self) -> Iterator[None]:
+        before, self.is_bare = self.is_bare, True
+        try:
+            yield
+        finally:
+            self.is_bare = before

@@ -1,0 +1,195 @@
+"""Convolutions taken for circulant: the symbols of a kernel on a torus, clipped one by one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spectralclip._affine import HALF_PRECISION, Shape
+from spectralclip._layers import FoundLayer
+from spectralclip._slots import CONVS
+from spectralclip._train import Keeper, warn
+from spectralclip.methods._domain import DENSE, sole_module, why_not_plain
+
+
+def why_not_circulant(layer: object, *in_shapes: Shape, strides: bool, wraps: bool = True) -> str:
+    """Why a layer is no plain convolution or dense layer on a torus; empty if it is.
+
+    The padding is not asked for: the methods on a torus are published for circular padding, and
+    used for all.
+
+    Args:
+        layer: A module, a sequence of modules, or a `FoundLayer`.
+        in_shapes: The shapes of its inputs.
+        strides: Whether strides other than 1 are allowed.
+        wraps: Whether the kernel is laid onto the torus of the input, and has to fit.
+    """
+    reason = why_not_plain(layer, *DENSE, *CONVS)
+    module = sole_module(layer)
+    if reason or isinstance(module, DENSE):
+        return reason
+    if module.groups != 1:
+        return f"it takes one group, not {module.groups}"
+    if set(module.dilation) != {1}:
+        return f"it takes kernels without dilation, not {module.dilation}"
+    if not strides and set(module.stride) != {1}:
+        return f"it takes stride 1, not {module.stride}"
+    for shape in in_shapes:
+        sides = _sides(module, shape)
+        if wraps and any(k > n for k, n in zip(module.kernel_size, sides, strict=True)):
+            return f"its kernel {module.kernel_size} is larger than the image {tuple(sides)}"
+    return ""
+
+
+def _sides(module: Any, in_shape: Shape) -> Shape:
+    channels, *sides = in_shape
+    if channels != module.in_channels or len(sides) != len(module.kernel_size):
+        raise ValueError(
+            f"in_shape must be ({module.in_channels}, *sides) with {len(module.kernel_size)} sides "
+            f"for {module}, got {tuple(in_shape)}."
+        )
+    return tuple(sides)
+
+
+def kernel_of(module: nn.Module) -> Tensor:
+    """The weight, `(c_out, c_in, *taps)` or of a dense layer, at least in single precision."""
+    weight = module._parameters["weight"]
+    assert weight is not None
+    return weight.float() if weight.dtype in HALF_PRECISION else weight
+
+
+def is_finite(kernel: Tensor) -> bool:
+    """Whether the symbols are: each of their entries is a sum of taps with unit factors."""
+    return bool(kernel.abs().sum().isfinite())
+
+
+@final
+@dataclass(frozen=True)
+class Torus:
+    """Where a strided convolution is block-circulant.
+
+    With stride s, an image is s x s smaller ones, its phases, and so is a kernel; each pair of
+    phases is convolved without a stride on the grid of the output. So the matrix falls apart by
+    the frequencies of that grid into blocks `(c_out, phases * c_in)`, and its singular values are
+    those of the blocks. Where the padding shifts the kernel, blocks are multiplied by
+    unitary matrices, which changes neither their values nor what clipping them does.
+
+    Attributes:
+        sides: Of the input; none for a dense layer, which is its own symbol.
+        stride: Divides the sides.
+    """
+
+    sides: Shape
+    stride: Shape
+
+    @staticmethod
+    def of(module: Any, in_shape: Shape) -> Torus:
+        """That of a layer; sides that the stride does not divide are rounded up."""
+        if isinstance(module, DENSE):
+            return Torus((), ())
+        pairs = zip(_sides(module, in_shape), module.stride, strict=True)
+        return Torus(tuple(math.ceil(n / s) * s for n, s in pairs), tuple(module.stride))
+
+    @property
+    def _grid(self) -> Shape:
+        return tuple(n // s for n, s in zip(self.sides, self.stride, strict=True))
+
+    def symbols(self, kernel: Tensor) -> Tensor:
+        """The blocks `(*frequencies, c_out, phases * c_in)`; of conjugate ones, half are left."""
+        if not self.sides:
+            return kernel
+        axes = len(self.sides)
+        gaps = [n - k for n, k in zip(self.sides, kernel.shape[2:], strict=True)]
+        padded = F.pad(kernel, [width for gap in reversed(gaps) for width in (0, gap)])
+        split = [size for pair in zip(self._grid, self.stride, strict=True) for size in pair]
+        phases = padded.reshape(*kernel.shape[:2], *split)
+        grids, steps = range(2, 2 + 2 * axes, 2), range(3, 3 + 2 * axes, 2)
+        phases = phases.permute(*grids, 0, *steps, 1).flatten(axes + 1)
+        symbols: Tensor = torch.fft.rfftn(phases, dim=tuple(range(axes)))
+        return symbols
+
+    def kernel(self, symbols: Tensor, taps: Shape) -> Tensor:
+        """The kernel with these symbols, cut down to its first taps."""
+        if not self.sides:
+            return symbols
+        axes = len(self.sides)
+        phases: Tensor = torch.fft.irfftn(symbols, s=self._grid, dim=tuple(range(axes)))
+        phases = phases.unflatten(-1, (*self.stride, -1))
+        pairs = [place for axis in range(axes) for place in (axis, axes + 1 + axis)]
+        whole = phases.permute(axes, 2 * axes + 1, *pairs)
+        whole = whole.reshape(*whole.shape[:2], *self.sides)
+        return whole[(slice(None), slice(None), *map(slice, taps))]
+
+    def norm(self, kernel: Tensor) -> float:
+        """The largest singular value on the torus; NaN if there is none."""
+        if not is_finite(kernel):
+            return math.nan
+        return float(torch.linalg.svdvals(self.symbols(kernel)).max())
+
+    def clip(self, kernel: Tensor, bound: float) -> Tensor:
+        """Clip the singular values of every symbol, and cut the outcome down to the taps.
+
+        Returns:
+            The kernel itself if none is above the bound.
+        """
+        U, S, Vh = torch.linalg.svd(self.symbols(kernel), full_matrices=False)
+        if bool(S.max() <= bound):
+            return kernel
+        clipped = (U * S.clamp(max=bound)[..., None, :]) @ Vh
+        return self.kernel(clipped, tuple(kernel.shape[2:]))
+
+
+Clip: TypeAlias = Callable[[Tensor, Torus, float], Tensor]
+"""From a kernel, its torus and a bound to a kernel: the same object if it stays as it is."""
+
+
+@final
+class Rounds(Keeper):
+    """Clips all layers of a model every so many steps, and does nothing in between."""
+
+    def __init__(
+        self, method: str, layers: Mapping[str, FoundLayer], every: int, clip: Clip
+    ) -> None:
+        self._method, self._layers, self._every, self._clip = method, dict(layers), every, clip
+        self._norms: dict[str, float] = {}
+
+    @torch.no_grad()
+    def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
+        for name, bound in bounds.items() if step % self._every == 0 else ():
+            was_lost = math.isnan(self._norms.get(name, 0.0))
+            self._norms[name] = self._round(self._layers[name], bound)
+            if math.isnan(self._norms[name]) and not was_lost:
+                warn(
+                    f"{self._method} on layer {name!r}: its weights are NaN, infinite or too "
+                    "large. It is not clipped until they are restored, as by loading a checkpoint."
+                )
+
+    def _round(self, layer: FoundLayer, bound: float) -> float:
+        """Clip at each of the shapes in turn; returns the largest norm that is left."""
+        module = layer.modules[0]
+        kernel = before = kernel_of(module)
+        if not is_finite(kernel):
+            return math.nan
+        tori = [Torus.of(module, shape) for shape in layer.in_shapes]
+        for torus in tori:
+            kernel = self._clip(kernel, torus, bound)
+        if kernel is not before:
+            weight = module._parameters["weight"]
+            assert weight is not None
+            weight.copy_(kernel)
+        return max(torus.norm(kernel) for torus in tori)
+
+    def norms(self) -> dict[str, float]:
+        return dict(self._norms)
+
+    def layer_states(self) -> dict[str, Any]:
+        return {name: {"norm": norm} for name, norm in self._norms.items()}
+
+    def load_layer_states(self, states: Mapping[str, Any]) -> None:
+        self._norms = {n: float(states[n]["norm"]) for n in self._layers if n in states}

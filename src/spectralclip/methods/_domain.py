@@ -1,0 +1,112 @@
+"""What a method is defined for: which layers it takes, and how it refuses the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from spectralclip._affine import describe
+from spectralclip._explicit import is_plain
+from spectralclip._layers import FoundLayer
+from spectralclip._slots import CONVS, TRANSPOSED, BatchNorm
+
+DENSE = (nn.Linear,)
+WEIGHTED = (*DENSE, *CONVS, *TRANSPOSED)
+"""Dense layers, convolutions and transposed ones: what has one weight, linear in it."""
+
+
+@final
+class OutsideDomain(ValueError):
+    """A method, or its estimate of a norm, is not defined for a layer.
+
+    Attributes:
+        method: The method's name.
+        layer: The layer in a few words.
+        why: What the method needs, and what the layer has instead.
+    """
+
+    def __init__(self, method: str, layer: object, why: str) -> None:
+        self.method, self.why = method, why
+        self.layer = layer if isinstance(layer, str) else describe(layer)
+        super().__init__(self.method, self.layer, self.why)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.method} is not defined for {self.layer}: {self.why}. Leave the layer to "
+            "another method, such as SpectralClip."
+        )
+
+
+def require(method: str, layer: object, why_not: str) -> None:
+    """Raise `OutsideDomain` if there is a reason to."""
+    if why_not:
+        raise OutsideDomain(method, layer, why_not)
+
+
+def sole_module(layer: object) -> Any:
+    """The module of a `FoundLayer`, a module itself, or of a sequence of one; else None."""
+    parts = layer.modules if isinstance(layer, FoundLayer) else layer
+    if isinstance(parts, Sequence) and not isinstance(parts, str):
+        parts = parts[0] if len(parts) == 1 else None
+    return parts if isinstance(parts, nn.Module) else None
+
+
+def why_not_plain(layer: object, *types: type[nn.Module]) -> str:
+    """Why a layer is not one of these types with a weight of its own; empty if it is.
+
+    Args:
+        layer: A module, a sequence of modules, or a `FoundLayer`.
+        types: The types, as `WEIGHTED`, `CONVS` or `nn.Conv2d`.
+    """
+    wanted = ", ".join(kind.__name__ for kind in types)
+    module = sole_module(layer)
+    if module is None:
+        return f"it takes one module of {wanted}, not a composition or a function"
+    if not isinstance(module, types):
+        return f"it takes {wanted}, not {type(module).__name__}"
+    if not is_plain(module, *types):
+        return f"it takes {wanted} as they are, without hooks or a forward of their own"
+    if not isinstance(module._parameters.get("weight"), nn.Parameter):
+        return "its weight is not a parameter of its own, as under a parametrization"
+    return ""
+
+
+def is_batch_norm(layer: object) -> bool:
+    """Whether a layer is a batch norm alone with a scale of its own and running statistics."""
+    module = sole_module(layer)
+    if not isinstance(module, BatchNorm):
+        return False
+    return isinstance(module.weight, Tensor) and module.running_var is not None
+
+
+def reshaped_kernel(module: nn.Module, weight: Tensor | None = None) -> Tensor:
+    """The weight as a matrix, one row for each output channel, as `(c_out, c_in * taps)`.
+
+    Groups stand one below the other: `(c_out, c_in / groups * taps)`. In a transposed convolution
+    the output channels are the second axis, within a group.
+
+    Args:
+        module: A plain one of `WEIGHTED`.
+        weight: In place of the module's own.
+    """
+    kernel: Tensor = module._parameters["weight"] if weight is None else weight  # type: ignore[assignment]
+    if isinstance(module, TRANSPOSED):
+        kernel = kernel.transpose(0, 1)
+    return kernel.flatten(1)
+
+
+def matrix_norm(matrix: Tensor) -> float:
+    """The largest singular value of a matrix, from the Gram matrix of its smaller side.
+
+    In double precision where the device has it: so it is right to the last digits of the matrix.
+    NaN if it is not finite. Of a batch of matrices, the largest of all.
+    """
+    if not bool(torch.isfinite(matrix).all()):
+        return math.nan
+    wide = matrix if matrix.device.type == "mps" else matrix.double()
+    gram = wide @ wide.mT if wide.shape[-2] <= wide.shape[-1] else wide.mT @ wide
+    return float(torch.linalg.eigvalsh(gram)[..., -1].max().clamp_min(0).sqrt())

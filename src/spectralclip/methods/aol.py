@@ -1,0 +1,107 @@
+"""Almost orthogonal layers of Prach and Lampert (2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from spectralclip._layers import FoundLayer
+from spectralclip._slots import CONVS
+from spectralclip.methods._domain import require, sole_module, why_not_plain
+from spectralclip.methods._swap import Form, OwnShape, SwapMethod
+
+
+@final
+@dataclass(frozen=True)
+class AOL(SwapMethod):
+    """Layers of norm at most the bound, by one factor for each input channel.
+
+    Prach and Lampert, "Almost-Orthogonal Layers for Efficient General-Purpose Lipschitz Networks",
+    ECCV 2022. With `T = W^T W`, the columns of W are multiplied with `d_j = (sum_i |T_ij|)^(-1/2)`.
+    For a convolution T is the correlation of the kernel with itself, between all pairs of input
+    channels, and the sum goes over all shifts too. No iteration, and no size of image, is needed.
+
+    *Domain.* Dense layers and convolutions of any stride, dilation and groups, with zero or
+    circular padding or none; a border that repeats pixels may exceed the bound.
+
+    *Promise.* The norm is at most the bound, by proof, at every size of image. The layer keeps its
+    shape, padding and stride, and training tends to orthogonal ones.
+
+    *Cost.* One correlation of the kernel with itself at each forward pass.
+
+    *Known failure.* Far from orthogonal the bound is loose: a random 3 x 3 convolution is
+    multiplied by a factor several times smaller than need be, so that signals fade in deep
+    networks. Small weights are enlarged just as large ones are lowered.
+
+    Example:
+        >>> import torch
+        >>> from spectralclip import attach, methods, spectral_norm
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU())
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with attach(methods.get("aol")(), model, torch.zeros(1, 3, 8, 8), optimizer):
+        ...     model(torch.randn(4, 3, 8, 8)).square().mean().backward()
+        ...     optimizer.step()
+        >>> bool(spectral_norm(model[0], (3, 8, 8)) <= 1)
+        True
+    """
+
+    def why_not(self, layer: FoundLayer) -> str:
+        """Why the method is not defined for a layer; empty if it is."""
+        shared = f"its weight is shared with {', '.join(layer.shared)}" if layer.shared else ""
+        return _why_not(layer) or shared
+
+    def form(self, layer: FoundLayer) -> Form:
+        """The layer with its columns scaled."""
+        return OwnShape(_Rescaled(getattr(sole_module(layer), "groups", 1)))
+
+    @staticmethod
+    def estimate(
+        module: Any, in_shape: Sequence[int], *, generator: torch.Generator | None = None
+    ) -> float:
+        """An upper bound of the norm: the largest `sum_i |T_ij|`, rooted."""
+        require("AOL", module, _why_not(module))
+        module = sole_module(module)
+        weight = module.weight.detach()
+        wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        return float(_sums(wide, getattr(module, "groups", 1)).max().sqrt())
+
+
+def _why_not(layer: object) -> str:
+    why = why_not_plain(layer, nn.Linear, *CONVS)
+    mode = "" if why else getattr(sole_module(layer), "padding_mode", "zeros")
+    if mode in ("reflect", "replicate"):
+        why = f"its bound does not hold with padding_mode={mode!r}, which repeats pixels"
+    return why
+
+
+@final
+@dataclass(frozen=True)
+class _Rescaled:
+    """A weight with its columns scaled."""
+
+    groups: int
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        sums = _sums(weight, self.groups)
+        # A column of zeros stays one, and has a gradient.
+        factors = torch.where(sums > 0, sums, 1.0).rsqrt()
+        rows = factors.repeat_interleave(weight.shape[0] // self.groups, 0)
+        return weight * rows.reshape(*rows.shape, *[1] * (weight.ndim - 2))
+
+
+def _sums(weight: Tensor, groups: int) -> Tensor:
+    """`sum |T_ij|` over i and all shifts, for each input channel j: `(groups, c_in / groups)`."""
+    kernel = weight if weight.ndim > 2 else weight[..., None]
+    columns, taps = kernel.shape[1], kernel.shape[2:]
+    images = kernel.transpose(0, 1)
+    filters = kernel.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+    correlate: Any = (F.conv1d, F.conv2d, F.conv3d)[len(taps) - 1]
+    # (c_in / groups, c_in, *shifts): channels of one group with each other.
+    gram = correlate(images, filters, padding=[size - 1 for size in taps], groups=groups)
+    sums: Tensor = gram.abs().sum(tuple(range(2, gram.ndim))).sum(0)
+    return sums.reshape(groups, columns)

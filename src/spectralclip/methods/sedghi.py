@@ -1,0 +1,125 @@
+"""Sedghi, Gupta and Long (2018): clip the singular values of a convolution at each frequency."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from spectralclip._affine import Layer, Shape
+from spectralclip._layers import FoundLayer
+from spectralclip._sharing import Sharing
+from spectralclip._slots import CONVS
+from spectralclip._train import Keeper, Method
+from spectralclip.methods._circulant import Rounds, Torus, kernel_of, why_not_circulant
+from spectralclip.methods._domain import DENSE, require, sole_module
+from spectralclip.methods._settings import check_count
+from spectralclip.methods._stated import Promise
+
+
+def _loses_no_tap(module: nn.Module) -> bool:
+    """Whether clipping leaves no taps to be cut off, nor anything at the borders."""
+    if not isinstance(module, CONVS):
+        return isinstance(module, DENSE)
+    return set(module.kernel_size) == {1} and module.padding_mode == "zeros"
+
+
+@final
+@dataclass(frozen=True)
+class Sedghi(Method):
+    """Fourier transform, clip every frequency, back to a kernel (Sedghi, Gupta and Long).
+
+    H. Sedghi, V. Gupta, P. M. Long: *The Singular Values of Convolutional Layers*, ICLR 2019
+    (arXiv 1805.10408, 2018).
+
+    With circular padding and stride 1 a convolution is block-circulant: the Fourier transform of
+    its taps has a `c_out x c_in` matrix at each frequency, and the singular values of all these
+    matrices are those of the layer. Every `every` steps, those above the bound are set to it.
+    The nearest layer within the bound has as many taps as the image has pixels; it is cut down
+    to the `k x k` taps of the kernel. Clipping and cutting down are two projections, which may
+    alternate several times (`projections`).
+
+    *Domain*: convolutions on any number of axes with stride 1, one group, no dilation, and an
+    image not smaller than the kernel; dense layers, as one tap on one pixel. Strided
+    layers are left alone: `Senderovich` takes them. The theory is for circular padding;
+    layers with another one are taken for circular, as the authors do.
+
+    *Promise*: `estimate` is exact for circular padding that keeps the size. Dense layers and 1x1
+    convolutions are clipped exactly.
+
+    *Cost*: `n^2` singular value decompositions of `c_out x c_in` matrices for images of
+    `n x n`, half of them by symmetry, in each round, and the values once more; `n^2 c_out c_in`
+    complex numbers at a time.
+
+    *Known failure*: cutting down raises the norm again: random 3x3 kernels that are clipped to
+    half of their norm are left at 1.3 times the bound, also with circular padding. For other
+    paddings the circulant norm is not the layer's, and the error grows with the channels. Between
+    rounds nothing holds the norm.
+
+    Attributes:
+        every: Steps of the optimizer from one round to the next.
+        projections: How often a round clips and cuts down; once as published.
+
+    Example:
+        >>> import torch
+        >>> from spectralclip import attach
+        >>> from spectralclip.methods.sedghi import Sedghi
+        >>> conv = torch.nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular")
+        >>> _ = torch.nn.init.ones_(conv.weight)
+        >>> round(Sedghi.estimate(conv, (1, 8, 8)), 4)
+        9.0
+        >>> attachment = attach(Sedghi(every=1), conv, torch.zeros(1, 1, 8, 8), max_norm=3.0)
+        >>> attachment.step()
+        >>> round(Sedghi.estimate(conv, (1, 8, 8)), 2)  # more than 3: taps were cut off
+        5.21
+    """
+
+    every: int = 100
+    projections: int = 1
+    promises: ClassVar[tuple[Promise, ...]] = (
+        Promise(slack=1e-5, covers=_loses_no_tap, settings={"every": 1}),
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse settings that make no sense."""
+        check_count(1, every=self.every, projections=self.projections)
+
+    def takes(self, layer: FoundLayer) -> bool:
+        """Dense layers and convolutions with stride 1, one group and no dilation."""
+        return not why_not_circulant(layer, *layer.in_shapes, strides=False)
+
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+        """Begin; nothing happens before the first round."""
+        return Rounds("Sedghi", sharing.mine(), self.every, self._clipped)
+
+    def _clipped(self, kernel: Tensor, torus: Torus, bound: float) -> Tensor:
+        for _ in range(self.projections):
+            kernel = torus.clip(kernel, bound)
+        return kernel
+
+    @staticmethod
+    @torch.no_grad()
+    def estimate(
+        module: Layer, in_shape: Shape, *, generator: torch.Generator | None = None
+    ) -> float:
+        """The largest singular value, as if the padding were circular.
+
+        Args:
+            module: A dense layer, or a convolution with stride 1.
+            in_shape: Shape of one input.
+            generator: Not used: nothing here is random.
+
+        Returns:
+            The norm; exact for circular padding that keeps the size. NaN for weights that are not
+            finite.
+
+        Raises:
+            OutsideDomain: The layer has a stride, groups or dilation, is larger than the image, or
+                is of another type.
+        """
+        require("Sedghi", module, why_not_circulant(module, in_shape, strides=False))
+        sole = sole_module(module)
+        return Torus.of(sole, in_shape).norm(kernel_of(sole))

@@ -1,0 +1,161 @@
+"""Senderovich et al. (2022): clip strided convolutions at each frequency, perhaps compressed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor, nn
+
+from spectralclip._affine import Layer, Shape
+from spectralclip._layers import FoundLayer
+from spectralclip._sharing import Sharing
+from spectralclip._slots import CONVS
+from spectralclip._train import Keeper, Method
+from spectralclip.methods._circulant import Rounds, Torus, kernel_of, why_not_circulant
+from spectralclip.methods._domain import DENSE, require, sole_module
+from spectralclip.methods._settings import check_count
+from spectralclip.methods._stated import Promise
+
+
+def _loses_no_tap(module: nn.Module) -> bool:
+    """Whether windows do not overlap: symbols are constant, and no tap is cut off."""
+    if not isinstance(module, CONVS):
+        return isinstance(module, DENSE)
+    apart = all(k <= s for k, s in zip(module.kernel_size, module.stride, strict=True))
+    return apart and module.padding_mode == "zeros"
+
+
+@final
+@dataclass(frozen=True)
+class Senderovich(Method):
+    """Fourier transform of the phases of a strided convolution, clip, back (Senderovich et al.).
+
+    A. Senderovich, E. Bulatova, A. Obukhov, M. Rakhuba: *Towards Practical Control of Singular
+    Values of Convolutional Layers*, NeurIPS 2022.
+
+    The method of `Sedghi` for strides. With stride s, image and kernel fall apart into `s x s`
+    phases, which are convolved without a stride on the grid of the output; with circular padding
+    and a stride that divides the side, the layer's singular values are those of the `c_out x
+    s^2 c_in` matrices that the Fourier transform of the phases has at each frequency. Every
+    `every` steps those above the bound are set to it, and the outcome is cut down to the taps.
+
+    With `tt_rank`, the compressed variant: a kernel is a tensor train of three cores, `c_in x r`,
+    `r x k^2 x r` and `r x c_out`. If the outer two have orthonormal columns and rows, the layer's
+    singular values are those of the small convolution in the middle, and zeros; that one is
+    clipped, at a price that depends on r rather than on the channels. The authors train the three
+    cores, in layers of their own; here the model's layers stay as they are, and each round first
+    replaces the kernel by the nearest such train, up to a factor of sqrt(2), by two SVDs. In
+    between, training moves the kernel off it. Compressing alone never raises the norm. Dense
+    layers are not compressed.
+
+    *Domain*: convolutions on any number of axes with one group and no dilation, and an image
+    not smaller than the kernel; dense layers, as one tap on one pixel. The theory is for circular
+    padding; layers with another one are taken for circular, and sides that the
+    stride does not divide are rounded up, both as the authors do.
+
+    *Promise*: `estimate` is exact for circular padding where the output's side is the input's,
+    divided by the stride. Dense layers and convolutions whose windows do not overlap are clipped
+    exactly.
+
+    *Cost*: `(n / s)^2` singular value decompositions of `c_out x s^2 c_in` matrices for
+    images of `n x n`, half of them by symmetry, in each round, and the values once more.
+
+    *Known failure*: as for `Sedghi`: cutting down to the taps raises the norm again, the
+    circulant norm is not that of other paddings, and between rounds nothing holds the norm. A
+    small `tt_rank` costs accuracy.
+
+    Attributes:
+        every: Steps of the optimizer from one round to the next; 100 in the paper's experiments.
+        tt_rank: Rank r of the compressed kernel, where channels are more; None to leave it whole.
+
+    Example:
+        >>> import torch
+        >>> from spectralclip import attach
+        >>> from spectralclip.methods.senderovich import Senderovich
+        >>> conv = torch.nn.Conv2d(1, 1, 2, stride=2)
+        >>> _ = torch.nn.init.ones_(conv.weight)
+        >>> round(Senderovich.estimate(conv, (1, 8, 8)), 4)
+        2.0
+        >>> attachment = attach(Senderovich(every=1), conv, torch.zeros(1, 1, 8, 8))
+        >>> attachment.step()
+        >>> round(Senderovich.estimate(conv, (1, 8, 8)), 4)
+        1.0
+    """
+
+    every: int = 100
+    tt_rank: int | None = None
+    promises: ClassVar[tuple[Promise, ...]] = (
+        Promise(slack=1e-5, covers=_loses_no_tap, settings={"every": 1}),
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse settings that make no sense."""
+        check_count(1, every=self.every)
+        if self.tt_rank is not None:
+            check_count(1, tt_rank=self.tt_rank)
+
+    def takes(self, layer: FoundLayer) -> bool:
+        """Dense layers and convolutions with one group and no dilation."""
+        return not why_not_circulant(layer, *layer.in_shapes, strides=True)
+
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+        """Begin; nothing happens before the first round."""
+        return Rounds("Senderovich", sharing.mine(), self.every, self._clipped)
+
+    def _clipped(self, kernel: Tensor, torus: Torus, bound: float) -> Tensor:
+        if self.tt_rank is None or not torus.sides or self.tt_rank >= max(kernel.shape[:2]):
+            return torus.clip(kernel, bound)
+        left, core, right = tensor_train(kernel, self.tt_rank)
+        clipped = torus.clip(core, bound)
+        compressed = torch.einsum("or,rs...,is->oi...", left, clipped, right)
+        # A kernel that was compressed before, and is within the bound, stays as it is.
+        moved = torch.linalg.vector_norm(compressed - kernel)
+        noise = 10 * torch.finfo(kernel.dtype).eps * torch.linalg.vector_norm(kernel)
+        return kernel if clipped is core and bool(moved <= noise) else compressed
+
+    @staticmethod
+    @torch.no_grad()
+    def estimate(
+        module: Layer, in_shape: Shape, *, generator: torch.Generator | None = None
+    ) -> float:
+        """The largest singular value, as if the padding were circular.
+
+        Args:
+            module: A dense layer, or a convolution with any stride.
+            in_shape: Shape of one input.
+            generator: Not used: nothing here is random.
+
+        Returns:
+            The norm; exact for circular padding with an output of the input's side divided by
+            the stride. NaN for weights that are not finite.
+
+        Raises:
+            OutsideDomain: The layer has groups or dilation, is larger than the image, or is of
+                another type.
+        """
+        require("Senderovich", module, why_not_circulant(module, in_shape, strides=True))
+        sole = sole_module(module)
+        return Torus.of(sole, in_shape).norm(kernel_of(sole))
+
+
+def tensor_train(kernel: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A kernel as a tensor train with orthonormal outer cores, by two truncated SVDs.
+
+    The distance to the kernel is at most sqrt(2) times the best possible one.
+
+    Args:
+        kernel: `(c_out, c_in, *taps)`.
+        rank: Of both outer cores, where there are more channels.
+
+    Returns:
+        `left (c_out, r)`, `core (r, s, *taps)` and `right (c_in, s)`, with
+        `kernel[o, i] ~ sum left[o, r] core[r, s] right[i, s]`.
+    """
+    unfolded = kernel.transpose(0, 1).flatten(1)
+    right = torch.linalg.svd(unfolded, full_matrices=False).U[:, :rank]
+    core = torch.einsum("oi...,is->os...", kernel, right)
+    left = torch.linalg.svd(core.flatten(1), full_matrices=False).U[:, :rank]
+    return left, torch.einsum("or,os...->rs...", left, core), right
