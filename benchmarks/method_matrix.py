@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.extraction import _cpu_model, _versions
+from benchmarks.method_matrix_readme import with_table
 from benchmarks.method_matrix_render import PAGE, page
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from spectralclip.methods._stated import Promise
 
 ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
 RESULTS = ROOT / "benchmarks" / "results" / "method_matrix.json"
 REACHED = 1.01  # true norm over bound that counts as reached
 LOOKS = (1, 3, 10, 30, 100)  # steps after which the true norm is taken
@@ -60,7 +62,9 @@ def main() -> None:
             "rows": rows,
         }
         RESULTS.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
-    PAGE.write_text(page(json.loads(RESULTS.read_text())))
+    stored = json.loads(RESULTS.read_text())
+    PAGE.write_text(page(stored))
+    README.write_text(with_table(README.read_text(), stored))
 
 
 def _variants(beginning: str) -> dict[str, Variant]:
