@@ -1,4 +1,8 @@
-"""What each method costs beside a step of ResNet-18: all in turns, on the same batches."""
+"""What each method costs beside a step of ResNet-18: all in turns, on the same batches.
+
+Each step with a method comes right behind a plain one, and is compared with that one: over a run of
+ten minutes the machine is not always equally fast.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.method_variants import variants
+from benchmarks.method_variants import Variant, variants
 from benchmarks.session import Session
 from benchmarks.training_methods import Nothing
 from benchmarks.training_models import resnet18, seeded
@@ -19,7 +23,11 @@ from spectralclip import Attachment, Method, attach
 NONE = "none"
 ROUNDS = 5
 # Beside the methods with their defaults; other settings multiply the same work.
-FURTHER = ("delattre, penalty", "fast_clip, concat", "spectral_clip, compose conv_bn")
+FURTHER = {
+    "delattre, penalty": Variant("delattre", {"use": "penalty"}),
+    "fast_clip, concat": Variant("fast_clip", {"concat": True}),
+    "spectral_clip, conv + batch norm": Variant("spectral_clip", {"compose": "conv_bn"}),
+}
 TOO_LONG = 40.0  # seconds of a step, after which a method takes no further one but a due one
 
 
@@ -30,10 +38,10 @@ class StepRow:
     method: str
     layers: int = 0
     seconds: float | None = None  # of a step with the method: median
+    ratio: float | None = None  # of such a step to the plain one before it: median
     due_seconds: float | None = None  # of a step at which it clips, where that is not each
     every: int = 1
-    mean_seconds: float | None = None  # of a step, with those at which it clips in their share
-    over_plain: float | None = None  # mean_seconds over the plain step
+    over_plain: float | None = None  # `ratio`, with the steps at which it clips in their share
     steps: int = 0
     reason: str = ""
 
@@ -47,6 +55,7 @@ class Trained:
         self.every = int(getattr(method, "every", 1))
         self.attachment: Attachment = attach(method, self.model, example, self.optimizer)
         self.seconds: list[float] = []
+        self.ratios: list[float] = []
         self.due_seconds: float | None = None
 
     def step(self, images: Tensor, labels: Tensor) -> float:
@@ -69,6 +78,7 @@ def measure(session: Session) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     example = torch.randn(2, 3, 32, 32, generator=generator)
     trained, reasons = _begun(width, example)
+    plain = Trained(Nothing(), width, example)
     for index in range(rounds + 1):
         images = torch.randn(batch, 3, 32, 32, generator=generator)
         labels = torch.randint(10, (batch,), generator=generator)
@@ -77,22 +87,24 @@ def measure(session: Session) -> dict[str, Any]:
             one = trained[name]
             if one.seconds and one.seconds[0] > TOO_LONG:
                 continue
+            before = plain.step(images, labels)
             one.seconds.append(one.step(images, labels))
+            one.ratios.append(one.seconds[-1] / before)
         session.say(f"round {index} of {rounds}")
     for name, one in trained.items():
         if one.every > 1:
             one.make_due()
             one.due_seconds = one.step(images, labels)
             session.say(f"{name}: a clip")
-    rows = [_row(name, one, trained[NONE]) for name, one in trained.items()]
+    rows = [_row(name, one) for name, one in trained.items()]
     rows += [StepRow(name, reason=reason) for name, reason in reasons.items()]
     return {"width": width, "batch": batch, "rows": [asdict(row) for row in rows]}
 
 
 def _begun(width: int, example: Tensor) -> tuple[dict[str, Trained], dict[str, str]]:
     trained, reasons = {NONE: Trained(Nothing(), width, example)}, {}
-    chosen = {n: one for n, one in variants().items() if not one.settings or n in FURTHER}
-    for name, variant in chosen.items():
+    usual = {name: one for name, one in variants().items() if not one.settings}
+    for name, variant in {**usual, **FURTHER}.items():
         try:
             trained[name] = Trained(variant.make(), width, example)
         except Exception as error:  # refusals are part of the comparison
@@ -100,12 +112,11 @@ def _begun(width: int, example: Tensor) -> tuple[dict[str, Trained], dict[str, s
     return trained, reasons
 
 
-def _row(name: str, one: Trained, plain: Trained) -> StepRow:
+def _row(name: str, one: Trained) -> StepRow:
     """The first round warms up, and counts only where there is no other."""
     counted = one.seconds[1:] or one.seconds
-    seconds = statistics.median(counted)
-    usual = statistics.median(plain.seconds[1:])
+    seconds, ratio = statistics.median(counted), statistics.median(one.ratios[1:] or one.ratios)
     due = one.due_seconds
-    mean = seconds if due is None else seconds + (due - seconds) / one.every
+    share = 0.0 if due is None else (due / seconds - 1) / one.every
     layers = len(one.attachment.layers) if name != NONE else 0
-    return StepRow(name, layers, seconds, due, one.every, mean, mean / usual, len(counted))
+    return StepRow(name, layers, seconds, ratio, due, one.every, ratio * (1 + share), len(counted))
