@@ -1,0 +1,199 @@
+"""The study's command line: `python -m experiments list | run | report`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from enum import Enum
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from experiments import data as datasets
+from experiments import registry
+from experiments.display import display
+from experiments.engine import schedule
+from experiments.engine.local import LocalEngine
+from experiments.engine.ray import RayEngine
+from experiments.engine.work import Engine, Task
+from experiments.experiment import SCALES, Cell, Scale
+from experiments.guard import CODES, FAILED, FINE, Problem, guarded, note
+from experiments.store import Store, default_folder
+from spectralclip._audit._table import Column, Sheet, plain_table
+
+
+class Scales(str, Enum):
+    """Of a study: a test that all works, an hour, or the paper's own."""
+
+    smoke, laptop, paper = SCALES
+
+
+class Engines(str, Enum):
+    """By which runs are done."""
+
+    local, ray = "local", "ray"
+
+
+Results = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="The folder of results: by default ./results, and ./runs/smoke for the scale smoke.",
+    ),
+]
+
+app = typer.Typer(
+    name="experiments",
+    help="The paper's figures and tables: run them at any scale, and report.",
+    epilog=CODES,
+    no_args_is_help=True,
+    rich_markup_mode=None,  # help is to read the same in a terminal, a pipe and a log
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+@app.command("list")
+def list_experiments(context: typer.Context, results: Results = None) -> None:
+    """All experiments, with how many of their runs are finished at each scale."""
+    rows = []
+    for one in registry.find(context.obj).values():
+        stores = [Store(results or default_folder(scale)) for scale in SCALES]
+        counts = [
+            _count(one.cells(scale), store) for scale, store in zip(SCALES, stores, strict=True)
+        ]
+        rows.append((one.name, one.title, *counts))
+    columns = [Column("experiment", "left"), Column("title", "left"), *map(Column, SCALES)]
+    print(plain_table(Sheet("Runs finished, of all", columns, rows, "")).rstrip())
+
+
+@app.command()
+def run(
+    context: typer.Context,
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="Experiments, or all of them: all.")
+    ],
+    scale: Annotated[Scales, typer.Option(help="How much is done.")] = Scales.smoke,
+    engine: Annotated[Engines, typer.Option(help="By what.")] = Engines.local,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time; by default what there is room for.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", envvar="SPECTRALCLIP_DATA", help="With the data sets."),
+    ] = None,
+    results: Results = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Only runs with such an id, as 'gouk*'; repeatable."),
+    ] = None,
+    retries: Annotated[
+        int, typer.Option(min=0, help="How often a run that fails is begun again.")
+    ] = 2,
+    threads: Annotated[int, typer.Option(min=1, help="Of each run.")] = 1,
+    device: Annotated[str, typer.Option(help="Of each run, as cpu or cuda.")] = "cpu",
+) -> None:
+    """Do the runs of experiments that are not finished yet."""
+    wanted: Scale = scale.value
+    if data is not None and not data.is_dir():
+        raise Problem(f"--data: expected a folder with data sets, got {data}: there is none.")
+    cells = _chosen(registry.cells(names, wanted, context.obj), only or [])
+    store = Store(results or default_folder(wanted))
+    store.require_writable()
+    _require_data([cell for cell in cells if not store.finished(cell)], data)
+
+    def task(cell: Cell) -> Task:
+        # Other processes may have another working folder.
+        scratch, log = store.scratch(cell).absolute(), store.log(cell).absolute()
+        folder = None if data is None else data.absolute()
+        return Task(context.obj, cell, folder, scratch, log, threads, device)
+
+    by = _engine(engine, workers, threads, device)
+    with display(len(cells)) as shown:
+        summary = schedule.run(cells, store, by, shown, task, retries=retries)
+    _tell(summary, store)
+    if summary.failed:
+        raise typer.Exit(FAILED)
+
+
+def _require_data(cells: Sequence[Cell], folder: Path | None) -> None:
+    """See that the data sets are there, once and not in each process; fetch what is missing."""
+    named = {str(cell.config.get("dataset")) for cell in cells}
+    for name in sorted(named.intersection(datasets.NAMES)):
+        datasets.load(name, folder, download=True)
+
+
+@app.command()
+def report(
+    results: Results = None,
+    scale: Annotated[
+        Scales | None, typer.Option(help="Only of this scale; by default of all there are.")
+    ] = None,
+) -> None:
+    """Make the pages of the report from the results."""
+    wanted: Scale | None = None if scale is None else scale.value
+    folder = results or default_folder(wanted)
+    if not folder.is_dir():
+        raise Problem(f"no results in {folder}: run experiments first, or give --results.")
+    pages = importlib.import_module("experiments.report")
+    for path in pages.write(Store(folder), folder, scale=wanted):
+        print(f"wrote {path}")
+
+
+def main(args: Sequence[str] | None = None, package: str = registry.PACKAGE) -> int:
+    """Run a command line, and tell its exit code.
+
+    Args:
+        args: Arguments without the program's name; by default those of this process.
+        package: With the experiments; a study of one's own is one more package with such files.
+    """
+    given = list(sys.argv[1:] if args is None else args)
+    debug = "--debug" in given
+    given = [one for one in given if one != "--debug"]
+    return guarded(lambda: _run(given or ["--help"], package), debug=debug)
+
+
+def _run(args: list[str], package: str) -> int:
+    command: Any = typer.main.get_command(app)
+    name = f"python -m {package}"
+    return int(command.main(args, prog_name=name, standalone_mode=False, obj=package) or FINE)
+
+
+def _count(cells: Sequence[Cell], store: Store) -> str:
+    return f"{sum(map(store.finished, cells))}/{len(cells)}"
+
+
+def _chosen(cells: list[Cell], patterns: Sequence[str]) -> list[Cell]:
+    chosen = [
+        cell
+        for cell in cells
+        if not patterns or any(fnmatchcase(cell.id, f"{one}*") for one in patterns)
+    ]
+    if cells and not chosen:
+        raise Problem(
+            f"--only: expected a pattern for ids such as {cells[0].id}, got "
+            f"{', '.join(patterns)}: it fits none of {len(cells)}."
+        )
+    return chosen
+
+
+def _engine(kind: Engines, workers: int | None, threads: int, device: str) -> Engine:
+    if kind is Engines.ray:
+        return RayEngine(workers, threads, device)
+    return LocalEngine(workers, threads)
+
+
+def _tell(summary: schedule.Summary, store: Store) -> None:
+    for key, failure in summary.failed.items():
+        times = "1 attempt" if failure.attempts == 1 else f"{failure.attempts} attempts"
+        note(f"failed: {key}: {failure.line} ({times}; see {failure.log})")
+    stored, found, failed = len(summary.stored), len(summary.found), len(summary.failed)
+    print(f"{store.folder}: {stored} runs stored, {found} were there, {failed} failed.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""Questions about accuracies, for the claims of the three tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from experiments.accuracy_grid import CHANCE, DATASETS, MODELS, STAND_INS, plain_method
+from experiments.experiment import Record
+from experiments.published import METRICS
+from experiments.statistics import differences, summary
+from experiments.verdicts import Question, by_seed, select
+
+IMAGES = 10_000  # of the test set of either data set
+
+
+@dataclass(frozen=True)
+class Column:
+    """Some runs that differ in method and seed alone.
+
+    Attributes:
+        model: "resnet18" or "dla".
+        dataset: "mnist" or "cifar10"; the data that stand in for it count as well.
+        batch_norm: Whether the model has batch norms.
+    """
+
+    model: str
+    dataset: str
+    batch_norm: bool = True
+
+    def __str__(self) -> str:
+        has = "with BN" if self.batch_norm else "no BN"
+        return f"{MODELS[self.model]}, {DATASETS[self.dataset]}, {has}"
+
+    @property
+    def without(self) -> Column:
+        """The same without batch norms."""
+        return replace(self, batch_norm=False)
+
+
+def select_column(records: Sequence[Record], column: Column, method: str) -> list[Record]:
+    """The runs of a method in a column, whatever settings of its own it has."""
+    return [
+        record
+        for record in select(records, model=column.model, batch_norm=column.batch_norm)
+        if record.config.get("dataset") in (column.dataset, STAND_INS[column.dataset])
+        and plain_method(str(record.config.get("method"))) == method
+    ]
+
+
+def values(records: Sequence[Record], column: Column, method: str, metric: str) -> dict[int, float]:
+    """An accuracy from 0 to 1 by seed; a training that diverged left nothing better than chance."""
+    return by_seed(select_column(records, column, method), lambda record: _accuracy(record, metric))
+
+
+def beats(
+    records: Sequence[Record],
+    columns: Iterable[Column],
+    metrics: Iterable[str],
+    first: str,
+    others: Iterable[str],
+    *,
+    margin: float = 0.0,
+) -> list[Question]:
+    """Asks of each column, metric and other method whether `first` is above it.
+
+    Args:
+        records: Of one scale.
+        columns: To look at.
+        metrics: Accuracies to compare.
+        first: The method that is said to be better.
+        others: The methods that it is compared with.
+        margin: How far below the others it may be; below zero, how far above it has to be.
+    """
+    others, metrics = list(others), list(metrics)
+    return [
+        between(records, metric, (column, first), (column, other), margin=margin)
+        for column in columns
+        for metric in metrics
+        for other in others
+    ]
+
+
+def between(
+    records: Sequence[Record],
+    metric: str,
+    first: tuple[Column, str],
+    second: tuple[Column, str],
+    *,
+    margin: float = 0.0,
+) -> Question:
+    """Asks whether one method in one column is above another in another, seed by seed."""
+    pairs = differences(values(records, *first, metric), values(records, *second, metric))
+    where = str(first[0]) if first[0] == second[0] else f"{first[0]} against {second[0]}"
+    who = first[1] if first[1] == second[1] else f"{first[1]} – {second[1]}"
+    less = f", {100 * margin:+g} points" if margin else ""
+    return Question(
+        f"{where}, {METRICS[metric]}: {who}{less}",
+        [value + margin for value in pairs],
+        step(records, metric),
+    )
+
+
+def averaged(
+    records: Sequence[Record], metric: str, methods: Sequence[str], above: Column, below: Column
+) -> Question:
+    """Asks whether methods are better in one column than in another, on their average."""
+    pairs = [_differences_by_seed(records, metric, method, above, below) for method in methods]
+    seeds = set(pairs[0]).intersection(*pairs[1:]) if pairs else set()
+    return Question(
+        f"{above} against {below}, {METRICS[metric]}, mean of {len(methods)} methods",
+        [summary([pair[seed] for pair in pairs]).mean for seed in sorted(seeds)],
+        step(records, metric) / max(1, len(methods)),
+    )
+
+
+def step(records: Sequence[Record], metric: str) -> float:
+    """One image of those that the accuracy was counted on, the most that any run took."""
+    return max((1 / _images(record, metric) for record in records), default=0.0)
+
+
+def _differences_by_seed(
+    records: Sequence[Record], metric: str, method: str, above: Column, below: Column
+) -> dict[int, float]:
+    first = values(records, above, method, metric)
+    second = values(records, below, method, metric)
+    return {seed: first[seed] - second[seed] for seed in first if seed in second}
+
+
+def _accuracy(record: Record, metric: str) -> float | None:
+    return CHANCE if record.result.get("diverged") else record.result.get(metric)
+
+
+def _images(record: Record, metric: str) -> int:
+    if metric == "test_accuracy":
+        return int(record.config.get("test_images") or IMAGES)
+    attack = (record.config.get("attacks") or {}).get(metric.removesuffix("_accuracy")) or {}
+    return int(attack.get("images") or IMAGES)

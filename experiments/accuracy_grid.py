@@ -1,0 +1,194 @@
+"""The runs of the three tables: the paper's training, at each scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.experiment import Config, Context, Result, Scale
+from experiments.training import TrainingDiverged, recipe, train
+
+# The methods of the tables, and the library's own beside them.
+RIVALS = ("miyato", "gouk", "senderovich", "delattre")
+METHODS = ("none", *RIVALS, "fast_clip", "spectral_clip")
+NAMES = {
+    "none": "none (the original model)",
+    "miyato": "Miyato et al. 2018",
+    "gouk": "Gouk et al. 2021",
+    "senderovich": "Senderovich et al. 2022",
+    "delattre": "Delattre et al. 2023",
+    "fast_clip": "FastClip, as published",
+    "fast_clip_printed": "FastClip, as printed",
+    "fast_clip_concat": "FastClip-concat",
+    "spectral_clip": "SpectralClip (ours)",
+    "spectral_clip_conv_bn": "SpectralClip on conv + BN (ours)",
+}
+MODELS = {"resnet18": "ResNet-18", "dla": "DLA", "small": "small network"}
+DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
+# What smoke runs use in their place, to need no files.
+STAND_INS = {"mnist": "digits", "cifar10": "synthetic"}
+CHANCE = 0.1  # all have ten classes
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of the paper's training a scale does."""
+
+    width: int
+    epochs: dict[str, int]
+    train_images: int | None
+    test_images: int | None
+    batch: int
+    seeds: dict[str, int]
+    pgd_steps: int
+    pgd_images: int
+    cw_iterations: int
+    cw_images: int
+
+
+SIZES: dict[Scale, Size] = {
+    "smoke": Size(
+        width=4,
+        epochs={"mnist": 1, "cifar10": 1},
+        train_images=16,
+        test_images=16,
+        batch=8,
+        seeds={"resnet18": 1, "dla": 1},
+        pgd_steps=2,
+        pgd_images=4,
+        cw_iterations=2,
+        cw_images=4,
+    ),
+    # Batches of 64 let the methods that act every 100 steps act at all in two epochs; like the
+    # paper's run, one of 200 steps ends on such a step.
+    "laptop": Size(
+        width=8,
+        epochs={"mnist": 2, "cifar10": 2},
+        train_images=6400,
+        test_images=2000,
+        batch=64,
+        seeds={"resnet18": 3, "dla": 1},
+        pgd_steps=50,
+        pgd_images=200,
+        cw_iterations=100,
+        cw_images=100,
+    ),
+    # The paper does not say how many seeds it took.
+    "paper": Size(
+        width=64,
+        epochs={"mnist": 120, "cifar10": 200},
+        train_images=None,
+        test_images=None,
+        batch=128,
+        seeds={"resnet18": 5, "dla": 5},
+        pgd_steps=50,
+        pgd_images=10_000,
+        cw_iterations=1000,
+        cw_images=10_000,
+    ),
+}
+
+
+def plain_method(method: str) -> str:
+    """A method's name without settings of its own: "gouk:every=5+bn" is "gouk+bn"."""
+    base, plus, _ = method.partition("+bn")
+    return base.partition(":")[0] + plus
+
+
+def method_name(method: str) -> str:
+    """What a method is called in tables and charts."""
+    plain, plus, _ = plain_method(method).partition("+bn")
+    return f"{NAMES.get(plain, plain)}{', BN clipped' if plus else ''}"
+
+
+def configs(
+    scale: Scale,
+    *,
+    model: str,
+    datasets: Sequence[str],
+    batch_norm: bool,
+    methods: Sequence[str],
+    measure: str = "layers",
+    attacked: bool = True,
+) -> list[dict[str, Any]]:
+    """Configurations of one model, for each data set, method and seed.
+
+    Args:
+        scale: The scale.
+        model: "resnet18" or "dla".
+        datasets: Of "mnist" and "cifar10"; a smoke run takes what stands in for them.
+        batch_norm: Whether the model has batch norms.
+        methods: By name.
+        measure: Which true norms are taken after each epoch.
+        attacked: Whether the trained models are attacked.
+    """
+    return [
+        _config(scale, model, dataset, batch_norm, method, seed, measure, attacked)
+        # A grid that is stopped half way has some seeds of every method, and not some methods.
+        for seed in range(SIZES[scale].seeds[model])
+        for dataset in datasets
+        for method in methods
+    ]
+
+
+def _config(
+    scale: Scale,
+    model: str,
+    dataset: str,
+    batch_norm: bool,
+    method: str,
+    seed: int,
+    measure: str,
+    attacked: bool,
+) -> dict[str, Any]:
+    size = SIZES[scale]
+    used = STAND_INS[dataset] if scale == "smoke" else dataset
+    return {
+        "label": f"{model} {used} {'bn' if batch_norm else 'no bn'} {method} seed {seed}",
+        "dataset": used,
+        "model": model,
+        "width": size.width,
+        "batch_norm": batch_norm,
+        "setting": None,
+        "method": method,
+        "max_norm": 1.0,
+        "train_images": size.train_images,
+        "test_images": size.test_images,
+        **_recipe(dataset, size),
+        "seed": seed,
+        "attacks": _attacks(dataset, size) if attacked else None,
+        "protocol": "pixels",
+        "measure": measure,
+    }
+
+
+def _recipe(dataset: str, size: Size) -> dict[str, Any]:
+    """The paper's, with SGD's step in proportion to the batch."""
+    found = recipe(dataset)
+    if found["optimizer"] == "sgd":
+        found["lr"] = found["lr"] * size.batch / found["batch"]
+    return {**found, "epochs": size.epochs[dataset], "batch": size.batch}
+
+
+def _attacks(dataset: str, size: Size) -> dict[str, dict[str, Any]]:
+    strength = {"mnist": 0.1, "cifar10": 0.02}[dataset]
+    return {
+        "pgd": {"eps": strength, "steps": size.pgd_steps, "images": size.pgd_images},
+        "cw": {
+            "confidence": 0.1,
+            "iterations": size.cw_iterations,
+            "initial_const": strength,
+            "images": size.cw_images,
+            # In a tenth of the iterations, steps of the usual length hardly move black pixels.
+            "lr": 0.1 if dataset == "mnist" and size.cw_iterations < 1000 else 0.01,
+        },
+    }
+
+
+def run(config: Config, context: Context) -> Result:
+    """Train and attack; a training that diverges is a result as well, and is stored as one."""
+    try:
+        return train(config, context)
+    except TrainingDiverged as error:
+        return {"diverged": str(error)}

@@ -1,0 +1,69 @@
+"""The data sets of the study: MNIST and CIFAR-10 from files; digits and synthetic images."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from experiments.data import cifar10, mnist, synthetic
+from experiments.data._dataset import Dataset, subset
+from experiments.data._files import DataDamaged, DataMissing
+from experiments.data.augment import crop_and_flip
+from spectralclip import load_digits
+
+__all__ = [
+    "NAMES",
+    "DataDamaged",
+    "DataMissing",
+    "Dataset",
+    "crop_and_flip",
+    "data_folder",
+    "load",
+    "subset",
+]
+
+NAMES = ("mnist", "cifar10", "digits", "synthetic")
+
+
+def data_folder(given: Path | None) -> Path | None:
+    """The folder with data sets: the one given, else that of `SPECTRALCLIP_DATA`, else none."""
+    named = os.environ.get("SPECTRALCLIP_DATA")
+    return given if given is not None else Path(named) if named else None
+
+
+def load(name: str = "digits", folder: Path | None = None, *, download: bool = False) -> Dataset:
+    """Load a data set.
+
+    MNIST and CIFAR-10 are looked for in the folder, and their content is checked. The digits, a
+    small part of MNIST, come with the library, and the synthetic images are made on the spot:
+    these two need no folder.
+
+    Args:
+        name: "mnist", "cifar10", "digits" or "synthetic".
+        folder: Where data sets are; `SPECTRALCLIP_DATA` by default.
+        download: Whether to fetch what is not in the folder.
+
+    Raises:
+        DataMissing: The files are not there, or, as its subclass `DataDamaged`, not the right
+            ones.
+        ValueError: There is no data set of that name.
+    """
+    if name == "mnist":
+        return mnist.load(data_folder(folder), download=download)
+    if name == "cifar10":
+        return cifar10.load(data_folder(folder), download=download)
+    if name == "digits":
+        return _digits()
+    if name == "synthetic":
+        return synthetic.load()
+    raise ValueError(f"expected a data set among {', '.join(NAMES)}, got {name!r}.")
+
+
+def _digits() -> Dataset:
+    splits = [load_digits("train"), load_digits("test")]
+    pixels = [(images * 255).round().to(torch.uint8) for images, _ in splits]
+    return Dataset(
+        "digits", pixels[0], splits[0][1], pixels[1], splits[1][1], mnist.MEAN, mnist.STD
+    )

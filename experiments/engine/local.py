@@ -1,0 +1,176 @@
+"""Runs by processes on this machine, each of which does one after the other.
+
+A process that dies, as by a lack of memory, takes its run with it and nothing else: a new one is
+started for the next. All of them end with the process that has started them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import final
+
+from experiments.engine.work import (
+    Event,
+    Failed,
+    Said,
+    Task,
+    environment,
+    now_and_then,
+    perform,
+)
+
+_PATIENCE = 5.0  # seconds that a process has to end
+_POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+@final
+class LocalEngine:
+    """At most so many processes at a time, with so many threads each."""
+
+    name = "local"
+
+    def __init__(self, workers: int | None = None, threads: int = 1) -> None:
+        """Nothing is started before there is a task.
+
+        Args:
+            workers: Processes; by default as many as there are cores for their threads.
+            threads: Of each of them.
+        """
+        self.slots = workers or max(1, _cores() // threads)
+        self._threads = threads
+        self._workers: list[_Worker] = []
+
+    def start(self, task: Task) -> None:
+        """Give the task to a process that has none, or to a new one."""
+        idle = [worker for worker in self._workers if worker.task is None]
+        worker = idle[0] if idle else self._new()
+        worker.task = task
+        # One that was killed while idle is noticed when its end is read from.
+        with contextlib.suppress(OSError):
+            worker.end.send(task)
+
+    def events(self, seconds: float) -> list[Event]:
+        """What the processes have said, and which have died."""
+        busy = {worker.end: worker for worker in self._workers if worker.task is not None}
+        if not busy:
+            time.sleep(seconds)
+            return []
+        ready = multiprocessing.connection.wait(list(busy), timeout=seconds)
+        return [self._event(worker) for end, worker in busy.items() if end in ready]
+
+    def close(self) -> None:
+        """End all processes; their runs can be taken up from their checkpoints."""
+        for worker in self._workers:
+            worker.process.terminate()
+        for worker in self._workers:
+            worker.dismiss()
+        self._workers.clear()
+
+    def _new(self) -> _Worker:
+        worker = _Worker(self._threads)
+        self._workers.append(worker)
+        return worker
+
+    def _event(self, worker: _Worker) -> Event:
+        assert worker.task is not None
+        try:
+            event: Event = worker.end.recv()
+        except (EOFError, OSError):
+            self._workers.remove(worker)
+            line = worker.dismiss()
+            return Failed(worker.task.key, line, line)
+        if not isinstance(event, Said):
+            worker.task = None
+        return event
+
+
+@final
+class _Worker:
+    """A process, the end of the pipe to it, and what it does."""
+
+    def __init__(self, threads: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.task: Task | None = None
+        self.end, there = context.Pipe()
+        self.process = context.Process(target=_serve, args=(there,), name="experiments worker")
+        # Libraries read this once, when they are loaded.
+        with environment(dict.fromkeys(_POOLS, str(threads))):
+            self.process.start()
+        there.close()  # so that the pipe ends when the process does
+
+    def dismiss(self) -> str:
+        """See that the process has ended, and say how."""
+        self.process.join(_PATIENCE)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        code = self.process.exitcode
+        self.end.close()
+        self.process.close()
+        if code is not None and code < 0:
+            return f"the process was killed by {signal.Signals(-code).name}"
+        return f"the process ended with exit code {code}"
+
+
+def _serve(end: Connection) -> None:
+    """What a process does."""
+    # Ctrl-C reaches the whole group: the process in front decides what becomes of it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    while True:
+        try:
+            task: Task = end.recv()
+        except EOFError:
+            return
+        say = now_and_then(functools.partial(_tell, end, task.key))
+        with _output_to(task.log):
+            event = perform(task, say)
+        end.send(event)
+
+
+def _tell(end: Connection, key: str, share: float, words: str) -> None:
+    end.send(Said(key, share, words))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def _output_to(path: Path) -> Iterator[None]:
+    """Let a file have what is printed, by libraries in C too: the terminal shows the progress."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    kept = [os.dup(1), os.dup(2)]
+    try:
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, handle in enumerate(kept, 1):
+            os.dup2(handle, number)
+            os.close(handle)
+        os.close(file)
+
+
+def _cores() -> int:
+    """That this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

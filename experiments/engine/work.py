@@ -1,0 +1,189 @@
+"""One run: what an engine is given, what it does, and what it tells.
+
+This is imported by every process that works, so it leaves large packages to the experiments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Protocol
+
+from experiments import registry
+from experiments.engine.surroundings import surroundings
+from experiments.experiment import Cell, Context, Experiment, Result
+from experiments.plain import plain
+
+_LONGEST = 400  # characters of an error that are shown
+Say = Callable[[float, str], None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run to be done.
+
+    Attributes:
+        package: In which the experiment is.
+        cell: The run.
+        data: The folder with data sets, if one was given.
+        scratch: For its checkpoints.
+        log: The file for what it prints.
+        threads: That it may use.
+        device: To run on.
+    """
+
+    package: str
+    cell: Cell
+    data: Path | None
+    scratch: Path
+    log: Path
+    threads: int = 1
+    device: str = "cpu"
+
+    @property
+    def key(self) -> str:
+        """Its name among all tasks."""
+        return key_of(self.cell)
+
+
+@dataclass(frozen=True)
+class Said:
+    """A task has come so far."""
+
+    key: str
+    share: float
+    words: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """A task has finished; `result` and `run` are as in a record."""
+
+    key: str
+    result: Result
+    run: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A task has not: why in one line, and at length."""
+
+    key: str
+    line: str
+    details: str
+
+
+Event = Said | Done | Failed
+
+
+class Engine(Protocol):
+    """Does tasks, at most `slots` at a time."""
+
+    name: str
+    slots: int
+
+    def start(self, task: Task) -> None:
+        """Begin a task; there is a free slot."""
+
+    def events(self, seconds: float) -> list[Event]:
+        """What has happened; waits for so long if nothing has."""
+
+    def close(self) -> None:
+        """Stop all that runs."""
+
+
+def key_of(cell: Cell) -> str:
+    """The name of a run among those of all experiments."""
+    return f"{cell.experiment}/{cell.id}"
+
+
+def perform(task: Task, say: Say) -> Done | Failed:
+    """Do a task in this process."""
+    try:
+        experiment = registry.load(task.cell.experiment, task.package)  # not a part of its time
+        started, clock = datetime.now(timezone.utc), time.perf_counter()
+        resumed = task.scratch.is_dir() and any(task.scratch.iterdir())
+        task.scratch.mkdir(parents=True, exist_ok=True)
+        answer = _answer(experiment, task, say)
+        has_timing = answer.keys() == {"result", "timing"}
+        run = {
+            **surroundings(task.device, task.threads),
+            "started": started.isoformat(timespec="seconds"),
+            "seconds": round(time.perf_counter() - clock, 3),
+            "resumed": resumed,
+            "timing": answer["timing"] if has_timing else None,
+        }
+        return Done(task.key, answer["result"] if has_timing else answer, run)
+    except (Exception, SystemExit) as error:
+        return Failed(task.key, error_line(error), traceback.format_exc())
+
+
+def error_line(error: BaseException) -> str:
+    """An error on one line: its type and what it says."""
+    text = " ".join(str(error).split())
+    shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+    return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
+
+
+def now_and_then(say: Say, seconds: float = 0.25) -> Say:
+    """The same, but what comes too soon after what was said last is left out."""
+    last = float("-inf")
+
+    def sometimes(share: float, words: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= seconds:
+            last = now
+            say(float(share), str(words))
+
+    return sometimes
+
+
+@contextlib.contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Variables for the processes that are started meanwhile."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _answer(experiment: Experiment, task: Task, say: Say) -> dict[str, Any]:
+    context = Context(task.data, task.scratch, task.threads, task.device, say)
+    with _torch_as_new(task.threads):
+        answer: object = experiment.run(task.cell.config, context)
+    if not isinstance(answer, dict):
+        raise TypeError(f"result: expected a dict, got {type(answer).__name__}.")
+    checked: dict[str, Any] = plain(answer)
+    return checked
+
+
+@contextlib.contextmanager
+def _torch_as_new(threads: int) -> Iterator[None]:
+    """What ran before in this process makes no difference to a run that draws random numbers."""
+    if "torch" not in sys.modules:  # the experiment does without
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,60 @@
+"""What the models are made of, and what they are told of the images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import nn
+
+
+class ImageData(Protocol):
+    """What a model has to know of a data set; a `Dataset` says it."""
+
+    @property
+    def in_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width."""
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Of each channel, for pixels from 0 to 1."""
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """Of each channel."""
+
+    @property
+    def classes(self) -> int:
+        """How many there are."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The same without a data set, for models that are only looked at."""
+
+    in_shape: tuple[int, int, int] = (3, 32, 32)
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    classes: int = 10
+
+
+def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    """A convolution with zero padding that keeps the size, up to its stride; without a bias.
+
+    Where batch norm is taken out nothing comes in its place: there is no bias then either, as in
+    the paper's own models.
+    """
+    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+
+
+def normalization(channels: int, batch_norm: bool) -> nn.Module:
+    """Batch norm, or nothing in its place."""
+    return nn.BatchNorm2d(channels) if batch_norm else nn.Identity()
+
+
+def shortcut(inputs: int, outputs: int, stride: int, batch_norm: bool) -> nn.Sequential:
+    """The way around a block: nothing, or a 1x1 convolution where the shape changes."""
+    if stride == 1 and inputs == outputs:
+        return nn.Sequential()
+    layers = convolution(inputs, outputs, 1, stride), normalization(outputs, batch_norm)
+    return nn.Sequential(*layers)

@@ -1,0 +1,101 @@
+"""The experiments: every `figure_*.py` and `table_*.py` of a package."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from experiments.experiment import Cell, Experiment, Scale
+
+PACKAGE = "experiments"
+_PATTERNS = ("figure_*.py", "table_*.py")
+
+
+class Unknown(ValueError):
+    """There is no such experiment, or its file is not as it should be."""
+
+
+def names(package: str = PACKAGE) -> list[str]:
+    """The names of all experiments, figures first.
+
+    Raises:
+        Unknown: There is no such package.
+    """
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise Unknown(f"expected a package with experiments, got {package!r}: none of that name.")
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    return [path.stem for pattern in _PATTERNS for path in sorted(folder.glob(pattern))]
+
+
+def load(name: str, package: str = PACKAGE) -> Experiment:
+    """An experiment by its name.
+
+    Raises:
+        Unknown: There is none of that name, or its file does not hold it.
+    """
+    known = names(package)
+    if name not in known:
+        raise Unknown(f"experiment: expected one of {', '.join(known)} or all, got {name!r}.")
+    experiment = getattr(importlib.import_module(f"{package}.{name}"), "EXPERIMENT", None)
+    if not isinstance(experiment, Experiment):
+        raise Unknown(f"{package}.{name}: expected an Experiment named EXPERIMENT, got none.")
+    if experiment.name != name:
+        raise Unknown(
+            f"{package}.{name}: expected an experiment with the name of its file, got "
+            f"{experiment.name!r}."
+        )
+    if strange := set(experiment.uses) - set(known):
+        raise Unknown(f"{package}.{name} uses {', '.join(sorted(strange))}: no such experiments.")
+    return experiment
+
+
+def find(package: str = PACKAGE) -> dict[str, Experiment]:
+    """All experiments by name.
+
+    Raises:
+        Unknown: A file does not hold what it should.
+    """
+    return {name: load(name, package) for name in names(package)}
+
+
+def cells(wanted: Iterable[str], scale: Scale, package: str = PACKAGE) -> list[Cell]:
+    """The runs that some experiments need, of those that they use too, each once.
+
+    Args:
+        wanted: Names; "all" is all of them.
+        scale: Of the runs.
+        package: With the experiments.
+
+    Raises:
+        Unknown: There is none of a name, or a grid is not as it should be.
+    """
+    chosen: dict[str, Experiment] = {}
+    for name in wanted:
+        chosen.update(find(package) if name == "all" else _with_uses(name, package))
+    return [cell for one in chosen.values() for cell in _checked(one, scale).values()]
+
+
+def _with_uses(name: str, package: str) -> dict[str, Experiment]:
+    experiment = load(name, package)
+    used = {other: load(other, package) for other in experiment.uses}
+    return {**used, name: experiment}
+
+
+def _checked(experiment: Experiment, scale: Scale) -> Mapping[str, Cell]:
+    """The cells by id, of which there must be no two the same."""
+    found: dict[str, Cell] = {}
+    for cell in experiment.cells(scale):
+        try:
+            name = cell.id
+        except (TypeError, ValueError) as error:
+            raise Unknown(
+                f"{experiment.name} at scale {scale}: a configuration that JSON cannot hold: "
+                f"{error}."
+            ) from error
+        if name in found:
+            raise Unknown(f"{experiment.name} at scale {scale}: two cells are the same, {name}.")
+        found[name] = cell
+    return found

@@ -1,0 +1,64 @@
+"""The page as Markdown, with its charts as files beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from experiments.experiment import Chart, Table
+from experiments.report._page import HEADER, Judged, Page, Part
+from experiments.verdicts import RULE
+
+CHARTS = "charts"
+TITLE = "The paper's tables and figures, run again"
+LEAD = (
+    "Every number below comes from the JSON file of a run. A caption tells the scale, the images, "
+    "the epochs and the seeds: only *paper* is the paper's own training, and a verdict is one on "
+    "runs of the scale named beside it."
+)
+METHOD = f"Claims that compare methods share one rule, the *rule for comparisons*: {RULE}"
+
+
+def render(page: Page) -> str:
+    """The whole page."""
+    head = [f"# {TITLE}", LEAD, "## Claims", page.counts(), METHOD, _claims(page.judged())]
+    parts = [text for part in page.parts for text in _part(part)]
+    tail = ["## What was run", _table(page.runs())]
+    return "\n\n".join([*head, *parts, *tail]) + "\n"
+
+
+def claim_row(judged: Judged) -> list[str]:
+    """A claim's row of the table at the top; Markdown."""
+    scale = f" ({judged.scale})" if judged.scale else ""
+    claim, verdict = judged.claim, judged.verdict
+    return [f"**{verdict.kind}**{scale}", claim.text, claim.where, verdict.reason, claim.rule]
+
+
+def _claims(judged: Sequence[Judged]) -> str:
+    return _table(Table(HEADER, [claim_row(one) for one in judged]))
+
+
+def _part(part: Part) -> list[str]:
+    texts = [f"## {part.experiment.title}", f"*{part.experiment.where}.*"]
+    for block in part.section.blocks:
+        if isinstance(block, Table):
+            texts.append(_table(block))
+        elif isinstance(block, Chart):
+            texts += [f"![{_line(block.alt)}]({CHARTS}/{block.name}.svg)", _line(block.caption)]
+        else:
+            texts.append(block)
+    return texts
+
+
+def _table(table: Table) -> str:
+    rule = ["---"] * len(table.header)
+    lines = [_row(table.header), f"|{'|'.join(rule)}|", *map(_row, table.rows)]
+    text = "\n".join(lines)
+    return f"{text}\n\n{_line(table.caption)}" if table.caption else text
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(_line(cell).replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,169 @@
+"""What the page says, before it is rendered: sections, and claims with their verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from experiments.experiment import (
+    SCALES,
+    Chart,
+    Claim,
+    Experiment,
+    Record,
+    Scale,
+    Section,
+    Table,
+    Verdict,
+)
+
+NO_RUNS = Verdict("not at this scale", "There are no runs yet.")
+SMOKE = "A smoke run shows that the code runs, and nothing else."
+HEADER = ("verdict", "claim", "where", "why", "rule")
+
+
+class Records(Protocol):
+    """Where records come from."""
+
+    def records(self, experiment: str, scale: Scale) -> list[Record]:
+        """The finished runs of an experiment at a scale."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with its verdict, and the scale of the runs that it rests on."""
+
+    claim: Claim
+    verdict: Verdict
+    scale: Scale | None
+
+
+@dataclass(frozen=True)
+class Part:
+    """An experiment's part of the page.
+
+    Attributes:
+        experiment: Itself.
+        scale: That is reported; None if there are no runs at any.
+        own: Its own runs at that scale.
+        expected: How many runs its grid has.
+        section: What it says.
+        judged: Its claims.
+    """
+
+    experiment: Experiment
+    scale: Scale | None
+    own: Sequence[Record]
+    expected: int
+    section: Section
+    judged: Sequence[Judged]
+
+
+@dataclass(frozen=True)
+class Page:
+    """All parts, in the order of the experiments."""
+
+    parts: Sequence[Part]
+
+    def charts(self) -> Iterator[Chart]:
+        """All charts.
+
+        Raises:
+            ValueError: Two have one name, and would overwrite each other's file.
+        """
+        seen: set[str] = set()
+        for part in self.parts:
+            for block in part.section.blocks:
+                if not isinstance(block, Chart):
+                    continue
+                if block.name in seen:
+                    raise ValueError(
+                        f"expected charts of different names, got two named {block.name!r}: "
+                        f"rename the one in {part.experiment.name}."
+                    )
+                seen.add(block.name)
+                yield block
+
+    def judged(self) -> list[Judged]:
+        """All claims."""
+        return [judged for part in self.parts for judged in part.judged]
+
+    def counts(self) -> str:
+        """How many claims got which verdict."""
+        kinds: list[str] = [judged.verdict.kind for judged in self.judged()]
+        words = ("reproduced", "contradicted", "not at this scale")
+        return f"{len(kinds)} claims: " + ", ".join(f"{kinds.count(w)} {w}" for w in words) + "."
+
+    def runs(self) -> Table:
+        """How much of each experiment has been run, how long it took, and on what."""
+        rows = [_run_row(part) for part in self.parts]
+        machines = sorted({_machine(record) for part in self.parts for record in part.own})
+        caption = f"Hours are those of all runs added up. Run on {'; '.join(machines)}."
+        header = ("experiment", "scale", "runs", "of", "hours")
+        return Table(header, rows, caption if machines else "")
+
+
+def gather(store: Records, experiments: Mapping[str, Experiment], scale: Scale | None) -> Page:
+    """Read the records, and let each experiment say what it has to."""
+    return Page([_part(store, experiments, one, scale) for one in experiments.values()])
+
+
+def _part(
+    store: Records, experiments: Mapping[str, Experiment], one: Experiment, scale: Scale | None
+) -> Part:
+    sources = [one, *(experiments[name] for name in one.uses if name in experiments)]
+    chosen = _chosen(store, sources, scale)
+    if chosen is None:
+        judged = [Judged(claim, NO_RUNS, None) for claim in one.claims]
+        return Part(one, None, (), 0, Section(("No runs yet.",)), judged)
+    own = _current(store, one, chosen)
+    records = [record for source in sources for record in _current(store, source, chosen)]
+    return Part(
+        one,
+        chosen,
+        own,
+        len(one.cells(chosen)),
+        one.section(records),
+        [Judged(claim, _verdict(claim, records, chosen), chosen) for claim in one.claims],
+    )
+
+
+def _chosen(store: Records, sources: Sequence[Experiment], scale: Scale | None) -> Scale | None:
+    """The largest scale whose runs are all there, or else the largest that has any."""
+    found: Scale | None = None
+    for candidate in (scale,) if scale else reversed(SCALES):
+        wanted = sum(len(source.cells(candidate)) for source in sources)
+        there = sum(len(_current(store, source, candidate)) for source in sources)
+        if there and there == wanted:
+            return candidate
+        if there and found is None:
+            found = candidate
+    return found
+
+
+def _current(store: Records, experiment: Experiment, scale: Scale) -> list[Record]:
+    """The records of the grid as it is now: those of an older one would be mixed up with them."""
+    ids = [cell.id for cell in experiment.cells(scale)]
+    found = {record.id: record for record in store.records(experiment.name, scale)}
+    return [found[name] for name in ids if name in found]
+
+
+def _verdict(claim: Claim, records: Sequence[Record], scale: Scale) -> Verdict:
+    verdict = claim.judge(records)
+    return Verdict("not at this scale", SMOKE) if scale == "smoke" else verdict
+
+
+def _run_row(part: Part) -> list[str]:
+    seconds = sum(float(record.run.get("seconds") or 0) for record in part.own)
+    counts = [f"{len(part.own):,}", f"{part.expected:,}", f"{seconds / 3600:.2f}"]
+    return [part.experiment.title, part.scale or "–", *counts]
+
+
+def _machine(record: Record) -> str:
+    machine = record.run.get("machine") or {}
+    versions = record.run.get("versions") or {}
+    cores = f" ({machine['cores']} cores)" if machine.get("cores") else ""
+    name = machine.get("gpu") or machine.get("cpu") or "an unknown machine"
+    packages = ", ".join(f"{package} {version}" for package, version in versions.items())
+    return f"{name}{cores} with {packages}" if packages else f"{name}{cores}"

@@ -1,0 +1,115 @@
+"""Means, spreads and confidence intervals over seeds.
+
+Two methods are compared by the differences between their runs of the same seed: these share the
+first weights, the order of the batches and the test images, so that what the seed does to both
+drops out. The interval is Student's, for the mean of the differences.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from scipy import special
+
+LEVEL = 0.95
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean and standard deviation of some numbers.
+
+    Attributes:
+        count: How many there are.
+        mean: Their mean; NaN where there are none.
+        std: Their standard deviation, with `count - 1` below; None for fewer than two.
+    """
+
+    count: int
+    mean: float
+    std: float | None
+
+
+def summary(values: Sequence[float]) -> Summary:
+    """Mean and standard deviation of `values`."""
+    if not values:
+        return Summary(0, math.nan, None)
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return Summary(len(values), statistics.fmean(values), std)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A confidence interval of a mean.
+
+    Attributes:
+        count: How many numbers it rests on; with fewer than two it reaches to infinity.
+        mean: The mean itself.
+        low: Its lower end.
+        high: Its upper end.
+        level: How often such an interval holds the true mean.
+    """
+
+    count: int
+    mean: float
+    low: float
+    high: float
+    level: float
+
+    @property
+    def is_above_zero(self) -> bool:
+        """Whether zero lies below the whole interval."""
+        return self.low > 0
+
+    @property
+    def is_below_zero(self) -> bool:
+        """Whether zero lies above the whole interval."""
+        return self.high < 0
+
+
+def interval(values: Sequence[float], *, level: float = LEVEL, step: float = 0.0) -> Interval:
+    """Student's interval for the mean of `values`.
+
+    Args:
+        values: Independent measurements, one a seed.
+        level: Of confidence.
+        step: The smallest difference that the measurement can show, such as one image of those
+            counted. The standard deviation is never taken to be smaller: three seeds that agree
+            to the image are no proof that a fourth would.
+
+    Raises:
+        ValueError: A value is not finite, or the level is not between 0 and 1.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"interval expected a level between 0 and 1, got {level}; try 0.95.")
+    if not all(math.isfinite(value) for value in values):
+        raise ValueError(
+            f"interval expected finite values, got {list(values)}; leave out the runs that failed."
+        )
+    found = summary(values)
+    if found.std is None:
+        return Interval(found.count, found.mean, -math.inf, math.inf, level)
+    quantile = float(special.stdtrit(found.count - 1, 0.5 + level / 2))
+    half = quantile * max(found.std, step) / math.sqrt(found.count)
+    return Interval(found.count, found.mean, found.mean - half, found.mean + half, level)
+
+
+def differences(first: Mapping[Key, float], second: Mapping[Key, float]) -> list[float]:
+    """`first - second` at the keys that both have, in the order of `first`."""
+    return [value - second[key] for key, value in first.items() if key in second]
+
+
+def log_ratios(first: Mapping[Key, float], second: Mapping[Key, float]) -> list[float]:
+    """`log(first / second)` at the keys that both have: above zero where `first` is larger.
+
+    Times and norms differ by factors, and the logarithms of factors can be averaged.
+    """
+    return [
+        math.log(value / second[key])
+        for key, value in first.items()
+        if key in second and value > 0 and second[key] > 0
+    ]

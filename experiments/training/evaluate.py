@@ -1,0 +1,92 @@
+"""How good a model is: its accuracy on test images, as they are and under attack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from experiments.attacks import carlini_wagner_l2, pgd_linf, robust_accuracy
+from experiments.training.batches import generator, pixels
+from experiments.training.config import TrainConfig
+from experiments.training.team import Team
+
+if TYPE_CHECKING:
+    from experiments.data import Dataset
+
+TEST_BATCH, ATTACK_BATCH = 500, 100
+Judge = Callable[[Tensor, Tensor, int], int]
+
+
+def test_accuracy(model: nn.Module, data: Dataset, config: TrainConfig, team: Team) -> float:
+    """The share of test images that a model in evaluation mode gets right."""
+
+    @torch.no_grad()
+    def judge(images: Tensor, labels: Tensor, chunk: int) -> int:
+        return int((model(images).argmax(1) == labels).sum())
+
+    return _share(judge, data, config, team, len(data.test_images), TEST_BATCH)
+
+
+def attacked_accuracy(
+    name: str,
+    model: nn.Module,
+    data: Dataset,
+    config: TrainConfig,
+    team: Team,
+    say: Callable[[float], None],
+) -> float | None:
+    """The share of the first test images that stay right under an attack; None if there is none.
+
+    Args:
+        name: Of the attack.
+        model: In evaluation mode.
+        data: Its test images are attacked.
+        config: With the attack's settings.
+        team: The processes share the images.
+        say: Called with the share that is done.
+    """
+    settings = dict((config.attacks or {}).get(name) or {})
+    if not settings:
+        return None
+    wanted = settings.pop("images")
+    images = len(data.test_images) if wanted is None else min(wanted, len(data.test_images))
+
+    def judge(batch: Tensor, labels: Tensor, chunk: int) -> int:
+        moved = _attack(name, model, batch, labels, config, settings, chunk)
+        say((chunk + 1) * ATTACK_BATCH / images)
+        return round(robust_accuracy(model, batch, moved, labels) * len(batch))
+
+    return _share(judge, data, config, team, images, ATTACK_BATCH)
+
+
+def _attack(
+    name: str,
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    config: TrainConfig,
+    settings: Mapping[str, Any],
+    chunk: int,
+) -> Tensor:
+    if name == "cw":
+        # Accuracies do not depend on how near the broken points are: the first will do.
+        return carlini_wagner_l2(
+            model, images, labels, protocol=config.protocol, stop_early=True, **settings
+        )
+    starts = generator(config.seed, "pgd", chunk)
+    return pgd_linf(model, images, labels, protocol=config.protocol, generator=starts, **settings)
+
+
+def _share(
+    judge: Judge, data: Dataset, config: TrainConfig, team: Team, images: int, batch: int
+) -> float:
+    """The share of the first images that are judged to be right, chunk by chunk."""
+    right = 0
+    for chunk in range(team.rank, -(-images // batch), team.size):
+        part = slice(chunk * batch, min((chunk + 1) * batch, images))
+        inputs = pixels(data.test_images[part], config, team.device)
+        right += judge(inputs, data.test_labels[part].to(team.device), chunk)
+    return team.total([right])[0] / images

@@ -1,0 +1,137 @@
+"""A run in progress: what it is made of, and how it is put aside and taken up again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from experiments import data as datasets
+from experiments import methods, models
+from experiments.experiment import Context
+from experiments.norms import layers_to_measure
+from experiments.training import checkpoint
+from experiments.training.batches import pixels
+from experiments.training.config import TrainConfig
+from experiments.training.team import Team
+from spectralclip import Attachment, FoundLayer, attach
+
+
+@dataclass
+class Run:
+    """A network in training.
+
+    Attributes:
+        config: Its configuration.
+        context: Where it runs.
+        team: The processes that train it.
+        data: Images and labels.
+        model: The bare network.
+        wrapped: What batches go through.
+        optimizer: Of its parameters.
+        attachments: The methods at work.
+        layers: Those whose norms are taken after each epoch.
+        at_the_end: Those whose norms are taken at the end.
+        parameters: How many the network has.
+        epochs: What was measured so far.
+        seconds: The time that training took in each of them.
+    """
+
+    config: TrainConfig
+    context: Context
+    team: Team
+    data: datasets.Dataset
+    model: nn.Module
+    wrapped: nn.Module
+    optimizer: torch.optim.Optimizer
+    attachments: list[Attachment]
+    layers: Mapping[str, FoundLayer]
+    at_the_end: Mapping[str, FoundLayer]
+    parameters: int
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    _before: float = 0.0
+    _start: float = field(default_factory=time.perf_counter)
+
+    def elapsed(self) -> float:
+        """Seconds of work so far; what was lost when the run was killed does not count."""
+        return self._before + time.perf_counter() - self._start
+
+    def say(self, share: float, words: str) -> None:
+        """Report progress; one process does for all."""
+        if self.team.rank == 0:
+            self.context.say(share, words)
+
+    def save(self) -> None:
+        """Put the run aside."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "attachments": [attachment.state_dict() for attachment in self.attachments],
+            "epochs": self.epochs,
+            "seconds": self.seconds,
+            "elapsed": self.elapsed(),
+        }
+        checkpoint.save(self.context.scratch, self.config, self.team, state)
+
+    def resume(self) -> None:
+        """Take the run up again where it was put aside, if it was."""
+        state = checkpoint.load(self.context.scratch, self.config, self.team)
+        if state is None:
+            return
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for attachment, saved in zip(self.attachments, state["attachments"], strict=True):
+            attachment.load_state_dict(saved)
+        self.epochs, self.seconds = state["epochs"], state["seconds"]
+        self._before = state["elapsed"]
+
+
+def prepared(config: TrainConfig, context: Context, team: Team) -> Run:
+    """A run at its beginning: data, network, optimizer and methods."""
+    loaded = datasets.load(config.dataset, context.data)
+    data = datasets.subset(loaded, config.train_images, config.test_images, seed=config.seed)
+    model = models.build(
+        config.model,
+        width=config.width,
+        batch_norm=config.batch_norm,
+        dataset=data,
+        seed=config.seed,
+        setting=config.setting,
+    ).to(team.device)
+    if config.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    example = pixels(data.train_images[:2], config, team.device)
+    # All of these while the model is plain: methods may rename what it is made of.
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    layers = layers_to_measure(model, example, config.measure)
+    at_the_end = layers or layers_to_measure(model, example, "layers")
+    optimizer = _optimizer(model, config)
+    attachments = [
+        attach(method, model, example, optimizer, max_norm=config.max_norm, seed=config.seed)
+        for method in methods.get(config.method, batch_norm=config.batch_norm)
+    ]
+    return Run(
+        config=config,
+        context=context,
+        team=team,
+        data=data,
+        model=model,
+        wrapped=team.wrapped(model),
+        optimizer=optimizer,
+        attachments=attachments,
+        layers=layers,
+        at_the_end=at_the_end,
+        parameters=parameters,
+    )
+
+
+def _optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    parameters, decay = model.parameters(), config.weight_decay
+    if config.optimizer == "adam":
+        return torch.optim.Adam(parameters, config.lr, eps=config.adam_eps, weight_decay=decay)
+    return torch.optim.SGD(parameters, config.lr, config.momentum, weight_decay=decay)

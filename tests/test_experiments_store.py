@@ -1,0 +1,229 @@
+"""Finished runs on the disk, and the locks of those that are running."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from experiments.experiment import Cell, Scale
+from experiments.lock import take
+from experiments.plain import plain
+from experiments.store import Store, Unreadable, default_folder
+
+RUN = {"seconds": 1.5}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "results")
+
+
+def cell(scale: Scale = "laptop", **config: Any) -> Cell:
+    return Cell("table_one", scale, {"label": "A cell", "seed": 3, **config})
+
+
+def test_a_run_comes_back_as_it_was(store: Store) -> None:
+    one = cell(rates=(0.1, 0.01))
+    assert not store.finished(one)
+    path = store.save(one, {"norms": {"conv": 1.25}, "epochs": [1, None]}, RUN)
+    assert path == store.folder / "table_one" / f"{one.id}.json"
+    assert store.finished(one)
+    (record,) = store.records("table_one", "laptop")
+    assert (record.experiment, record.id, record.scale) == ("table_one", one.id, "laptop")
+    assert record.config == {"label": "A cell", "seed": 3, "rates": [0.1, 0.01]}
+    assert record.result == {"norms": {"conv": 1.25}, "epochs": [1, None]}
+    assert record.run == RUN
+    assert Cell("table_one", "laptop", record.config).id == one.id
+    assert json.loads(path.read_text())["result"] == record.result
+
+
+def test_runs_of_other_configurations_scales_and_experiments_are_apart(store: Store) -> None:
+    store.save(cell(), {"a": 1}, RUN)
+    store.save(cell("paper", epochs=200), {"a": 2}, RUN)
+    assert not store.finished(cell(epochs=7))
+    assert not store.finished(Cell("table_two", "laptop", cell().config))
+    assert not store.finished(cell("paper"))
+    assert [one.result for one in store.records("table_one", "paper")] == [{"a": 2}]
+    assert store.records("table_one", "smoke") == store.records("table_two", "paper") == []
+
+
+def test_a_configuration_of_two_scales_is_one_run(store: Store) -> None:
+    assert not store.adopt(cell("paper"))
+    store.save(cell("paper"), {"a": 1}, RUN)
+    assert store.adopt(cell("laptop"))
+    assert store.adopt(cell("laptop"))
+    for scale in ("laptop", "paper"):
+        assert store.finished(cell(scale))
+        assert [(one.scale, one.result) for one in store.records("table_one", scale)] == [
+            (scale, {"a": 1})
+        ]
+    assert not store.finished(cell("smoke"))
+    assert len(list((store.folder / "table_one").iterdir())) == 1
+
+
+def test_records_are_in_the_order_of_their_ids(store: Store) -> None:
+    for seed in (4, 1, 3, 0, 2):
+        store.save(cell(label=f"seed {seed}", seed=seed), {"seed": seed}, RUN)
+    assert [one.result["seed"] for one in store.records("table_one", "laptop")] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("result", "error", "complaint"),
+    [
+        ({"epochs": [{"loss": float("nan")}]}, ValueError, r"result\.epochs\[0\]\.loss: .* nan"),
+        ({"norm": float("inf")}, ValueError, r"result\.norm: .* inf"),
+        ({"norm": torch.ones(1)}, TypeError, r"result\.norm: .* Tensor: .*item"),
+        ({"count": numpy.int64(3)}, TypeError, r"result\.count: .* int64"),
+        ({1: 2}, TypeError, r"result: expected words for keys, got 1 \(int\)"),
+    ],
+)
+def test_what_json_cannot_hold_is_refused(
+    store: Store, result: Any, error: type[Exception], complaint: str
+) -> None:
+    with pytest.raises(error, match=complaint):
+        store.save(cell(), result, RUN)
+    assert not store.finished(cell())
+
+
+def test_plain_values_go_through_json_unchanged() -> None:
+    value = {"a": (1, [2.5, "b", None, True]), "c": {"d": numpy.float64(0.1)}, "e": []}
+    assert plain(value) == json.loads(json.dumps(value)) == json.loads(json.dumps(plain(value)))
+    assert type(plain(value)["c"]["d"]) is float
+
+
+def test_a_full_disk_leaves_what_was_there(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = store.save(cell(), {"a": 1}, RUN)
+    before = path.read_bytes()
+
+    def fsync(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for result, one in (({"a": 2}, cell()), ({"a": 3}, cell(seed=4))):
+        with pytest.raises(OSError, match="No space left"):
+            store.save(one, result, RUN)
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda text: text[:-20], "not a stored run"),
+        (lambda text: text.replace('"format": 1', '"format": 9'), "expected format 1, got 9"),
+        (lambda text: "[]", "expected format 1, got list"),
+        (lambda text: text.replace('"result"', '"other"'), "the fields result"),
+        (lambda text: text.replace("table_one", "table_two"), "it is of table_two/a-cell"),
+    ],
+)
+def test_a_file_that_is_no_run_is_named(store: Store, change: Any, complaint: str) -> None:
+    path = store.save(cell(), {"a": 1}, RUN)
+    path.write_text(change(path.read_text()))
+    for use in (lambda: store.finished(cell()), lambda: store.records("table_one", "laptop")):
+        with pytest.raises(Unreadable, match=complaint) as raised:
+            use()
+        assert str(path) in str(raised.value)
+        assert "remove it" in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+
+def test_only_what_unfinished_runs_need_is_cleared(store: Store) -> None:
+    store.save(cell(), {"a": 1}, RUN)
+    for one in (cell(), cell(seed=4)):
+        store.scratch(one).mkdir(parents=True)
+        (store.scratch(one) / "checkpoint").touch()
+        store.log(one).touch()
+    store.clear(cell())
+    store.clear(cell())
+    assert not store.scratch(cell()).exists()
+    assert not store.log(cell()).exists()
+    assert store.finished(cell())
+    assert (store.scratch(cell(seed=4)) / "checkpoint").exists()
+    assert store.log(cell(seed=4)).exists()
+
+
+def test_folders_that_cannot_be_written_are_known_before(tmp_path: Path) -> None:
+    Store(tmp_path / "new" / "folder").require_writable()
+    assert list((tmp_path / "new" / "folder").iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        Store(tmp_path / "file" / "folder").require_writable()
+
+
+def test_only_the_smoke_test_is_kept_elsewhere() -> None:
+    assert default_folder("smoke") == Path("runs/smoke")
+    assert {default_folder(scale) for scale in ("laptop", "paper", None)} == {Path("results")}
+
+
+def test_a_lock_has_one_owner(store: Store) -> None:
+    lock = store.lock(cell())
+    assert lock is not None
+    assert store.lock(cell()) is None
+    assert f"process {os.getpid()} " in store.owner(cell())
+    other = store.lock(cell(seed=4))
+    assert other is not None
+    other.release()
+    lock.release()
+    again = store.lock(cell())
+    assert again is not None
+    again.release()
+    assert list((store.folder / ".work" / "table_one").iterdir()) == []
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from experiments.lock import take
+assert take(Path(sys.argv[1])) is not None
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
+    path = tmp_path / "a.lock"
+    owner = subprocess.Popen([sys.executable, "-c", HOLD, path], stdout=subprocess.PIPE, text=True)
+    try:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "held\n"
+        assert take(path) is None
+    finally:
+        owner.send_signal(signal.SIGKILL)
+        owner.communicate()
+    assert path.exists()  # it had no time to remove it
+    lock = take(path)
+    assert lock is not None
+    lock.release()
+
+
+def test_many_who_want_a_lock_have_it_one_at_a_time(tmp_path: Path) -> None:
+    inside, most, times = 0, 0, 0
+
+    def work() -> None:
+        nonlocal inside, most, times
+        for _ in range(150):
+            while (lock := take(tmp_path / "a.lock")) is None:
+                pass
+            inside += 1
+            most = max(most, inside)
+            times += 1
+            inside -= 1
+            lock.release()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (most, times) == (1, 600)
