@@ -110,6 +110,8 @@ def _others() -> Iterator[Cell]:
     depthwise, valid = _conv2d("zeros", 1, 3, 1, 4), _conv2d("zeros", 1, 3, 1, 1, width=0)
     yield Cell("depthwise", _axes(groups=4), lambda: [depthwise()], image)
     yield Cell("no padding", _axes(padding="none"), lambda: [valid()], image)
+    wide = _conv2d("circular", 1, 3, 1, 1, width=2)  # outputs at one end come again at the other
+    yield Cell("circular, padding 2", _axes(padding="wide circular"), lambda: [wide()], image)
     for stride in (1, 2):
 
         def transposed(stride: int = stride) -> list[nn.Module]:

@@ -31,7 +31,7 @@ layer's dense matrix in float64.
 | `>` | the method is done, and the true norm is still above |
 | `*` | behind one of these: the method promises something of this layer, and keeps it |
 | `!` | behind one of these: it breaks its promise |
-| `~` | behind one of these: another layer is left, circular, its kernel as large as the image |
+| `~` | behind one of these: another layer is left, circular, its kernel spread over the image |
 | - | refused: the method is not for this layer, and says so |
 | failed | an error, or weights that are not finite |
 
@@ -92,6 +92,7 @@ KERNELS = {
     "dilation 2": "3x3, zeros, stride 1, dilation 2",
     "circular, dilation 2": "3x3, circular, stride 1, dilation 2",
     "no padding": "no padding",
+    "circular, padding 2": "circular, padding 2",
 }
 OTHERS = {
     "dense, wide": "dense 12 to 6",

@@ -43,7 +43,8 @@ CLIPS = """\
 of 256, are to be brought from a norm of {norm:g} down to 1 in one go: one step of the method. The
 true norm that is left over the bound; behind it `||M(W') - M(W)||_F`, over that of the exact
 projection. A small distance with a norm far above the bound means that little was done. *Another
-layer*: layers by construction end as circular convolutions with a kernel as large as the image.
+layer*: layers by construction end as circular convolutions with a kernel as large as the image, or
+spread out over it (ECO).
 """
 CLIP_TIMES = "Milliseconds of it, the making of the method and one forward pass included:\n"
 STEPS = """\

@@ -104,6 +104,7 @@ def begun(
     lr: float = 0.02,
     dtype: torch.dtype = torch.float32,
     frozen: str = "",
+    adam: bool = False,
 ) -> Run:
     """A new run: the optimizer knows the parameters before the method comes.
 
@@ -114,7 +115,9 @@ def begun(
     for parameter_name, parameter in model.named_parameters():
         if frozen and parameter_name.startswith(frozen):
             parameter.requires_grad_(False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    if adam:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=lr, foreach=True)
     example = trainee.batch(0, 2)[0].to(dtype)
     with packages_needed():
         attachment = attach(get(name)(), model, example, optimizer, max_norm=0.7, seed=4)
@@ -178,6 +181,7 @@ SINGLES: dict[str, tuple[Any, tuple[int, ...]]] = {
     "dense": (lambda: nn.Linear(8, 6), (8,)),
     "zeros": (_conv(), (4, 6, 6)),
     "circular": (_conv("circular"), (4, 6, 6)),
+    "circular-wide": (_conv("circular", padding=2), (4, 6, 6)),
     "reflect": (_conv("reflect"), (4, 6, 6)),
     "replicate": (_conv("replicate"), (4, 6, 6)),
     "stride": (_conv(stride=2), (4, 6, 6)),

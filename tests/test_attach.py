@@ -40,7 +40,17 @@ from spectralclip import (
     find_layers,
 )
 from spectralclip._sharing import Sharing
-from spectralclip.methods import ClipBatchNorm, FastClip
+from spectralclip.methods import (
+    AOL,
+    LOT,
+    ClipBatchNorm,
+    Farnia,
+    FastClip,
+    Gouk,
+    Miyato,
+    Parametrize,
+    SpectralClip,
+)
 
 
 @dataclass(frozen=True)
@@ -405,6 +415,77 @@ def test_two_methods_beside_each_other() -> None:
 
 
 # --- Which layers ----------------------------------------------------------------------------
+
+
+def small_dense() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+
+
+RIVALS = [
+    (SpectralClip, Miyato),
+    (SpectralClip, Parametrize),
+    (Gouk, Parametrize),
+    (LOT, SpectralClip),
+    (LOT, Parametrize),
+    (AOL, Parametrize),
+    (Miyato, Gouk),
+    (Parametrize, Parametrize),
+]
+LEFT_ALONE = [(LOT, Parametrize), (AOL, Parametrize), (Miyato, Gouk), (Parametrize, Parametrize)]
+
+
+@pytest.mark.parametrize(("first", "second"), RIVALS)
+def test_two_methods_on_one_layer(first: Any, second: Any) -> None:
+    """Refused where one of them computes with another weight; nothing has changed by then."""
+    model, example = small_dense(), torch.ones(2, 6)
+    optimizer = sgd(model)
+    held = attach(first(), model, example, optimizer, max_norm={"0": 0.5})
+    before, hooks = snapshot(model), len(optimizer._optimizer_step_post_hooks)
+    names = f"Layer '0' is held by {first.__name__}, and {second.__name__} cannot be attached"
+    if (first, second) in LEFT_ALONE:  # outside of the domain of the second, which has the rest
+        other = attach(second(), model, example, optimizer, max_norm=100.0)
+        assert list(other.layers) == ["2"]
+        other.remove()
+        with pytest.raises(ValueError, match=names):
+            attach(second(), nn.Sequential(model[0]), example, optimizer)
+    else:
+        with pytest.raises(ValueError, match=names):
+            attach(second(), model, example, optimizer)
+    assert_identical(snapshot(model), before)
+    assert len(optimizer._optimizer_step_post_hooks) == hooks
+    model(example).square().mean().backward()
+    optimizer.step()
+    other = attach(second(), model, example, optimizer, max_norm={"2": 0.5})
+    held.remove()
+    attach(second(), model, example, optimizer, max_norm={"0": 0.5}).remove()
+    other.remove()
+    assert list(model.state_dict()) == list(small_dense().state_dict())
+
+
+def test_two_methods_that_project_may_have_the_same_layer() -> None:
+    model = small_dense()
+    first = attach(SpectralClip(), model, torch.ones(2, 6), max_norm=0.5)
+    second = attach(Gouk(power_iterations=50), model, torch.ones(2, 6), max_norm=0.4)
+    first.step(), second.step()
+    assert true_norm([model[0]], (6,)) <= 0.41
+
+
+def test_attachments_that_are_forgotten_are_in_nobodys_way() -> None:
+    model, example = small_dense(), torch.ones(2, 6)
+    attach(SpectralClip(), model, example, sgd(model))
+    attach(Miyato(), model, example, sgd(model)).remove()
+
+
+@pytest.mark.parametrize("make", [Farnia, Gouk, FastClip, SpectralClip, Parametrize])
+def test_a_layer_that_is_not_finite_at_the_start_is_named(make: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Conv1d(3, 3, 3, padding=1))
+    with torch.no_grad():
+        model[2].weight[0, 0, 0] = math.nan
+    before = snapshot(model)
+    with pytest.raises(ValueError, match=rf"{make.__name__} cannot start on layer '2': its 'weigh"):
+        attach(make(), model, torch.zeros(1, 3, 4))
+    assert list(model.state_dict()) == list(before)
+    assert list(attach(make(), model, torch.zeros(1, 3, 4), max_norm={"0": 1.0}).layers) == ["0"]
 
 
 @over_methods

@@ -23,9 +23,10 @@ from training_cases import (
 )
 
 from spectralclip import NormWarning, attach
+from spectralclip.methods import ConvexSum
 from spectralclip.methods._convex_sum import on_simplex
 from spectralclip.methods._domain import OutsideDomain
-from spectralclip.methods.cisse import Cisse, ConvexSum, retracted
+from spectralclip.methods.cisse import Cisse, retracted
 
 FULL = Cisse(beta=0.03, share=1.0)
 
@@ -144,6 +145,24 @@ def test_at_replicated_borders_it_is_none() -> None:
         assert (true_norm([layer], (1, 3, 3)) > 1.005) == above
 
 
+def test_at_circular_borders_that_repeat_outputs_it_is_none() -> None:
+    """The padding is wider than half the kernel: windows at one end come again at the other."""
+    for padding, above in ((2, False), (3, True)):
+        layer = nn.Conv2d(1, 1, 5, padding=padding, padding_mode="circular")
+        layer.weight.data.fill_(1 / 25)
+        assert Cisse.estimate(layer, (1, 5, 5)) == pytest.approx(1, rel=1e-6)
+        assert (true_norm([layer], (1, 5, 5)) > 1.005) == above
+        (promise,) = Cisse.promises
+        assert promise.covers(layer) != above
+
+
+def test_the_estimate_of_weights_that_are_not_finite_is_refused() -> None:
+    layer = nn.Linear(3, 3)
+    layer.weight.data[1, 1] = math.inf
+    with pytest.raises(ValueError, match="Cisse has no estimate of the norm of Linear"):
+        Cisse.estimate(layer, (3,))
+
+
 def test_with_a_stride_the_truth_is_far_below() -> None:
     layer = nn.Conv2d(4, 4, 3, stride=3, padding=1)
     stepped(layer, (4, 9, 9), FULL, 300)
@@ -203,6 +222,38 @@ def test_weights_that_are_not_finite_are_reported() -> None:
     assert math.isnan(attachment.norms()["0"])
 
 
+def test_one_row_that_is_not_finite_stops_it_until_it_is_restored() -> None:
+    """Also in the steps that do not draw this row; and it is said once."""
+    layer = nn.Linear(8, 8)
+    attachment = attach(Cisse(), nn.Sequential(layer), torch.zeros(1, 8))
+    attachment.step()
+    kept = layer.weight[0, 0].item()
+    layer.weight.data[0, 0] = float("nan")
+    before = snapshot(layer)
+    with pytest.warns(NormWarning, match="Cisse on layer '0': weights are not finite") as said:
+        for _ in range(20):
+            attachment.step()
+            assert math.isnan(attachment.norms()["0"])
+    assert len(said) == 1
+    torch.testing.assert_close(snapshot(layer), before, rtol=0, atol=0, equal_nan=True)
+    layer.weight.data[0, 0] = kept
+    for _ in range(30):
+        attachment.step()
+    norm = np.linalg.norm(rows_of(layer), 2)
+    assert attachment.norms()["0"] == pytest.approx(norm, rel=0.05)
+
+
+def test_the_precision_may_change_while_it_is_attached() -> None:
+    layer = nn.Conv2d(2, 3, 3, padding=1)
+    model = nn.Sequential(layer)
+    attachment = attach(FULL, model, torch.zeros(1, 2, 5, 5))
+    attachment.step()
+    model.double()
+    for _ in range(100):
+        attachment.step()
+    assert attachment.norms()["0"] == pytest.approx(3 * np.linalg.norm(rows_of(layer), 2), rel=1e-3)
+
+
 @pytest.mark.parametrize("settings", [{"beta": 0.0}, {"beta": 1.0}, {"share": 1.5}, {"share": 0}])
 def test_settings_are_checked(settings: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
@@ -255,3 +306,8 @@ def test_sums_stay_convex_while_the_weights_are_learned() -> None:
 def test_a_sum_of_other_terms_is_refused() -> None:
     with pytest.raises(ValueError, match="ConvexSum has 3 terms, got 2"):
         ConvexSum(3)(torch.ones(2), torch.ones(2))
+
+
+def test_a_sum_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="terms must be at least 1, got 0"):
+        ConvexSum(0)

@@ -167,6 +167,38 @@ def test_frozen_layers_stay_bit_for_bit(name: str) -> None:
 
 
 @over_methods
+@pytest.mark.parametrize("adam", [False, True], ids=["sgd", "adamw"])
+def test_the_optimizer_goes_on_after_it(name: str, adam: bool) -> None:
+    """Whatever the optimizer remembers of the weights fits those that are left."""
+    run = begun(name, WITH_NORM, adam=adam)
+    run.train(2)
+    run.attachment.remove()
+    before = copy.deepcopy(run.model.state_dict())
+    for index in (2, 3):
+        images, labels = WITH_NORM.batch(index)
+        run.optimizer.zero_grad()
+        nn.functional.cross_entropy(run.model(images), labels).backward()
+        run.optimizer.step()
+    for layer in run.attachment.layers:
+        weight = f"{layer.rpartition('+')[0] or layer}.weight"
+        assert not torch.equal(run.model.get_parameter(weight), before[weight]), weight
+
+
+@over_methods
+def test_layers_that_are_freed_later_are_taken_up(name: str) -> None:
+    """It speaks of the same layers then as where none was frozen."""
+    run = begun(name, WITH_NORM)
+    run.train(2)
+    late = begun(name, WITH_NORM, frozen="0.")
+    late.train(1)
+    assert "0" not in late.attachment.norms()
+    late.model.get_parameter("0.weight").requires_grad_(True)
+    late.train(2, first=1)
+    assert set(late.attachment.norms()) == set(run.attachment.norms())
+    late.attachment.remove()
+
+
+@over_methods
 def test_precision_follows_the_parameters(name: str) -> None:
     run = begun(name, WITH_NORM, dtype=torch.float64)
     run.train(2)

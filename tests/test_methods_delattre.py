@@ -427,3 +427,11 @@ def test_the_norm_of_a_layer_that_was_frozen_meanwhile_is_remembered() -> None:
     again.load_state_dict(attachment.state_dict())
     again.step()
     assert again.norms() == attachment.norms() != {}
+
+
+@pytest.mark.parametrize("form", ["circular", "zeros"])
+def test_shapes_that_make_no_sense_are_named(form: Any) -> None:
+    conv = nn.Conv2d(2, 3, 3)
+    for shape in (6, (), (3, 6, 6), (2, 6)):
+        with pytest.raises(ValueError, match=r"in_shape must be \(2, \*sides\) with 2 sides"):
+            Delattre.estimate(conv, shape, padding_form=form)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,16 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from spectralclip import find_layers
+from spectralclip.methods import (
+    Delattre,
+    Farnia,
+    Gouk,
+    Miyato,
+    Parametrize,
+    Sedghi,
+    Senderovich,
+    Virmaux,
+)
 from spectralclip.methods._domain import (
     DENSE,
     WEIGHTED,
@@ -49,6 +61,9 @@ def test_the_error_comes_back_from_another_process() -> None:
     again = pickle.loads(pickle.dumps(error))
     assert str(again) == str(error)
     assert again.layer == "ReLU()"
+    other = OutsideDomain("Gouk", nn.ReLU(), "it takes Linear", "Leave it out.")
+    assert str(pickle.loads(pickle.dumps(other))) == str(other)
+    assert str(other).endswith("it takes Linear. Leave it out.")
 
 
 def test_require() -> None:
@@ -116,3 +131,25 @@ def test_reshaped_kernels_have_a_row_for_each_output_channel() -> None:
     assert torch.equal(reshaped_kernel(conv)[1], conv.weight[1].flatten())
     assert torch.equal(reshaped_kernel(back)[1], back.weight[:, 1].flatten())
     assert torch.equal(reshaped_kernel(conv, 2 * conv.weight), 2 * reshaped_kernel(conv))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "method",
+    [Delattre, Farnia, Gouk, Miyato, Parametrize, Sedghi, Senderovich, Virmaux],
+    ids=lambda method: method.__name__,
+)
+def test_there_is_no_estimate_for_weights_that_are_not_finite(method: Any, value: float) -> None:
+    conv = nn.Conv2d(2, 3, 3)
+    with torch.no_grad():
+        conv.weight[0, 0, 1, 1] = value
+    with pytest.raises(ValueError, match=r"Conv2d\(2, 3.*finite") as caught:
+        method.estimate(conv, (2, 6, 6))
+    assert not isinstance(caught.value, OutsideDomain)
+
+
+def test_there_is_no_estimate_for_a_batch_norm_that_is_not_finite() -> None:
+    norm = nn.BatchNorm2d(3)
+    norm.running_var[0] = math.nan
+    with pytest.raises(ValueError, match=r"Gouk has no estimate of the norm of BatchNorm2d"):
+        Gouk.estimate(norm, (3, 4, 4))

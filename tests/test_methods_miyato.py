@@ -359,3 +359,40 @@ def test_a_weight_of_zeros_is_refused_before_anything_changes() -> None:
     assert not any(is_parametrized(module) for module in model)
     attach(Miyato(), model, torch.zeros(1, 4), max_norm={"0": 1.0})
     assert bool(torch.isfinite(model(torch.ones(1, 4))).all())
+
+
+def test_copies_outlive_what_they_are_copies_of() -> None:
+    """They share a class that torch has made, and takes the weight out of when it is removed."""
+    model = nn.Sequential(nn.Linear(4, 3))
+    attachment = attach(Miyato(), model, torch.zeros(1, 4), sgd(model), max_norm=0.1)
+    twin = copy.deepcopy(model.eval())
+    attachment.remove()
+    assert type(model[0]) is nn.Linear
+    torch.testing.assert_close(twin(torch.ones(1, 4)), model(torch.ones(1, 4)))
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(5, 5), nn.Linear(5, 5)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.b(self.a(x).relu())
+        return result
+
+
+@pytest.mark.parametrize("bounds", [{"a": 1.0, "b": 0.5}, {"a": 0.5, "b": 1.0}])
+def test_a_shared_weight_is_left_within_the_smallest_bound(bounds: dict[str, float]) -> None:
+    model = Tied()
+    optimizer = sgd(model, 0.01)
+    attachment = attach(Miyato(), model, torch.zeros(1, 5), optimizer, max_norm=bounds)
+    for _ in range(50):
+        optimizer.zero_grad()
+        model(torch.ones(2, 5)).square().mean().backward()
+        optimizer.step()
+    attachment.remove()
+    assert model.a.weight is model.b.weight
+    assert kernel_norm(model.a) == pytest.approx(0.5, rel=1e-2)

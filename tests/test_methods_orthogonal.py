@@ -27,7 +27,7 @@ from training_cases import (
     true_norms,
 )
 
-from spectralclip import FoundLayer, Method, attach, find_layers
+from spectralclip import FoundLayer, Method, NormWarning, attach, find_layers
 from spectralclip.methods._domain import OutsideDomain
 from spectralclip.methods._swap import SwapMethod
 from spectralclip.methods.aol import AOL
@@ -134,6 +134,32 @@ def test_single_precision(name: str) -> None:
     attachment.remove()
     values = np.linalg.svd(dense_of(model.double(), (8, 8, 8)), compute_uv=False)
     np.testing.assert_allclose(values, 1, rtol=0, atol=2e-6)
+
+
+@over_methods
+@pytest.mark.parametrize("scale", [30.0, 1e3, 3e4, 1e12, 1e25])
+def test_large_weights_in_single_precision(name: str, scale: float) -> None:
+    """Rounding is not to add up, nor are squares to overflow."""
+    if name in ("lot", "cayley") and scale > 1e15:
+        pytest.skip("products of weights overflow")
+    model = nn.Sequential(nn.Conv2d(24, 24, 3, padding=1), nn.Conv2d(24, 7, 1))
+    with torch.no_grad():
+        for conv in model:
+            conv.weight.mul_(scale)
+    attach(method_of(name), model, torch.zeros(1, 24, 4, 4)).remove()
+    for conv in model:
+        values = np.linalg.svd(dense_of(conv.double(), (24, 4, 4)), compute_uv=False)
+        np.testing.assert_allclose(values[: rank_of(conv, (24, 4, 4))], 1, rtol=0, atol=3e-6)
+
+
+@over_methods
+def test_gradients_of_large_weights(name: str) -> None:
+    layer = nn.Linear(4, 4, bias=False).double()
+    with torch.no_grad():
+        layer.weight.mul_(60)
+    method: Any = method_of(name)
+    weight = layer.weight.detach().clone().requires_grad_()
+    assert torch.autograd.gradcheck(method.orthogonal, (weight[None],), rtol=1e-4, atol=1e-6)
 
 
 @over_methods
@@ -341,6 +367,10 @@ AOL_LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     **{key: made for key, made in LAYERS.items() if key != "reflect"},
     "valid": (lambda: nn.Conv2d(2, 3, 3), (2, 7, 5)),
     "circular": (lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), (2, 4, 4)),
+    "circular dilated": (
+        lambda: nn.Conv2d(2, 3, 3, padding=2, dilation=2, padding_mode="circular"),
+        (2, 5, 6),
+    ),
     "odd stride": (lambda: nn.Conv2d(2, 3, 5, padding=2, stride=3), (2, 7, 8)),
 }
 
@@ -451,15 +481,35 @@ def test_aol_refuses_borders_that_repeat_pixels() -> None:
             AOL.estimate(conv, (2, 6, 6))
 
 
+def test_aol_refuses_borders_that_repeat_outputs() -> None:
+    conv = nn.Conv2d(2, 3, 3, padding=2, padding_mode="circular")
+    assert not AOL().takes(FoundLayer("", (conv,), ((2, 5, 5),), (), 1))
+    with pytest.raises(OutsideDomain, match=r"circular padding of \(2, 2\).*repeats outputs"):
+        AOL.estimate(conv, (2, 5, 5))
+    with pytest.raises(ValueError, match="AOL found no layer"):
+        attach(AOL(), nn.Sequential(conv), torch.zeros(1, 2, 5, 5))
+    same = nn.Conv2d(2, 3, 4, padding="same", dilation=3, padding_mode="circular")
+    assert AOL().takes(FoundLayer("", (same,), ((2, 12, 12),), (), 1))
+
+
+def test_aol_has_no_estimate_of_weights_that_are_not_finite() -> None:
+    layer = nn.Linear(3, 3)
+    layer.weight.data[1, 1] = math.nan
+    with pytest.raises(ValueError, match="AOL has no estimate of the norm of Linear"):
+        AOL.estimate(layer, (3,))
+
+
 def test_why_aol_refuses_them() -> None:
     """A shift by one pixel reads the first one twice."""
     norms = {}
-    for mode in ("zeros", "circular", "replicate"):
-        conv = nn.Conv1d(1, 1, 3, padding=1, padding_mode=mode, bias=False).double()
+    for mode, width in (("zeros", 2), ("circular", 1), ("circular", 2), ("replicate", 1)):
+        conv = nn.Conv1d(1, 1, 3, padding=width, padding_mode=mode, bias=False).double()
         with torch.no_grad():
             conv.weight.copy_(torch.tensor([1.0, 0, 0]))
-        norms[mode] = true_norm([conv], (1, 8))
-    assert norms == pytest.approx({"zeros": 1, "circular": 1, "replicate": math.sqrt(2)})
+        norms[f"{mode} {width}"] = true_norm([conv], (1, 8))
+    twice = math.sqrt(2)
+    expected = {"zeros 2": 1, "circular 1": 1, "circular 2": twice, "replicate 1": twice}
+    assert norms == pytest.approx(expected)
 
 
 def test_who_has_an_estimate() -> None:
@@ -575,9 +625,112 @@ def test_frozen_layers_are_left_alone() -> None:
     attachment.finalize()
 
 
+@over_all
+def test_layers_that_are_freed_are_exchanged_after_their_first_step(name: str) -> None:
+    def begin() -> tuple[Any, Any, Any]:
+        model = small_network()
+        model[6].weight.requires_grad_(False)
+        optimizer = sgd(model)
+        attachment = attach(method_of(name), model, EXAMPLE, optimizer, max_norm=0.8)
+        return model, optimizer, attachment
+
+    first = begin()
+    model, optimizer, attachment = first
+    train(model, optimizer, 1)
+    assert "6" not in attachment.norms()
+    model[6].weight.requires_grad_(True)
+    train(model, optimizer, 1, first=1)
+    assert attachment.norms()["6"] == 0.8
+    assert "forward" in vars(model[6])
+    states = copy.deepcopy([part.state_dict() for part in first])
+    train(model, optimizer, 2, first=2)
+    # A run that goes on from there begins with the layer in its place.
+    second = begin()
+    second[0][6].weight.requires_grad_(True)
+    for part, state in zip(second, states, strict=True):
+        part.load_state_dict(state)
+    train(second[0], second[1], 2, first=2)
+    assert_identical([part.state_dict() for part in first], [p.state_dict() for p in second])
+    attachment.remove()
+    assert true_norm([model[6]], (6, 5, 5)) <= 0.8 * (1 + 1e-5)
+
+
+@over_all
+def test_weights_that_are_not_finite_are_reported_once_and_it_goes_on(name: str) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1))
+    attachment = attach(method_of(name), model, torch.zeros(1, 2, 6, 6), max_norm=0.5)
+    for broken in (math.nan, math.inf):
+        attachment.step()
+        assert attachment.norms() == {"0": 0.5, "1": 0.5}
+        kept = model[1].weight.detach().clone()
+        model[1].weight.data[0, 0, 0, 0] = broken
+        with pytest.warns(NormWarning, match=" on layer '1': weights are NaN or infinite") as said:
+            for _ in range(3):
+                attachment.step()
+                assert attachment.norms()["0"] == 0.5
+                assert math.isnan(attachment.norms()["1"])
+        assert len(said) == 1
+        model[1].weight.data.copy_(kept)
+    attachment.step()
+    assert attachment.norms() == {"0": 0.5, "1": 0.5}
+
+
+@over_methods
+def test_another_size_of_image_is_refused(name: str) -> None:
+    model = nn.Sequential(nn.ReLU(), nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 1))
+    attachment = attach(method_of(name), model, torch.zeros(1, 2, 6, 9))
+    for shape in ((1, 2, 6, 6), (1, 2, 12, 9), (2, 9, 6)):
+        expected = r"Layer '1' .* images of \(6, 9\), and got .*attach it with example inputs"
+        with pytest.raises(ValueError, match=expected):
+            model(torch.zeros(shape))
+    model(torch.zeros(2, 6, 9))
+    attachment.remove()
+    model(torch.zeros(1, 2, 6, 9))
+
+
+@over_methods
+def test_how_to_load_what_is_left(name: str) -> None:
+    """The kernel does not fit the model as it was built, but one that is built as it is now."""
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, groups=2))
+    attach(method_of(name), model, torch.zeros(1, 2, 8, 8)).remove()
+    left = model[0]
+    with pytest.raises(RuntimeError, match="size mismatch for weight"):
+        nn.Conv2d(2, 4, 3, padding=1, groups=2).load_state_dict(left.state_dict())
+    again = nn.Conv2d(
+        left.in_channels,
+        left.out_channels,
+        left.kernel_size,
+        left.stride,
+        left.padding,
+        left.dilation,
+        left.groups,
+        padding_mode=left.padding_mode,
+    )
+    again.load_state_dict(left.state_dict())
+    x = torch.randn(3, 2, 8, 8)
+    assert torch.equal(again(x), left(x))
+
+
 def test_settings() -> None:
     with pytest.raises(ValueError, match="iterations must be at least 1"):
         LOT(iterations=0)
+
+
+@over_methods
+def test_the_optimizer_forgets_what_does_not_fit(name: str) -> None:
+    """And that alone: layers that keep their shape keep what is remembered of them."""
+    model = small_network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True)
+    attachment = attach(method_of(name), model, EXAMPLE, optimizer)
+    train(model, optimizer, 2)
+    bare = small_network()
+    attachment.remove()
+    train(model, optimizer, 1, first=2)
+    steps = {key: float(optimizer.state[p]["step"]) for key, p in model.named_parameters()}
+    old = dict(bare.named_parameters())
+    grown = {key for key, p in model.named_parameters() if p.shape != old[key].shape}
+    assert "0.weight" in grown and "9.weight" not in grown
+    assert steps == {key: 1 if key in grown else 3 for key in steps}
 
 
 def test_a_grown_kernel_is_trained_on_by_a_new_optimizer() -> None:

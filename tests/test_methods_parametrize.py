@@ -31,10 +31,10 @@ from spectralclip.methods.parametrize import Parametrize, true_spectral_norm
 class Scaled(nn.Module):
     """A layer of no known type, linear in its weight."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: int = 6) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(5, 6))
-        self.register_buffer("scale", torch.rand(6) + 0.5)
+        self.weight = nn.Parameter(torch.randn(5, inputs))
+        self.register_buffer("scale", torch.rand(inputs) + 0.5)
         self.register_buffer("offset", torch.randn(5))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -258,6 +258,8 @@ def test_outside_the_domain() -> None:
         true_spectral_norm(parametrizations.weight_norm(nn.Linear(5, 5)), (5,))
     with pytest.raises(OutsideDomain, match="needs a parameter 'weight'"):
         true_spectral_norm(nn.ReLU(), (5,))
+    with pytest.raises(OutsideDomain, match=r"BatchNorm1d.*running variance.*ClipBatchNorm"):
+        true_spectral_norm(nn.BatchNorm1d(5), (5,))
     layer = nn.Linear(5, 5)
     with pytest.raises(ValueError, match="max_norm must be a positive"):
         true_spectral_norm(layer, (5,), 0.0)
@@ -271,6 +273,11 @@ def test_estimate(name: str) -> None:
     module, in_shape = made(name)
     norm = norm_of(module, in_shape)
     assert Parametrize.estimate(module, in_shape) == pytest.approx(norm, rel=1e-3)
+
+
+def test_there_is_no_estimate_of_what_is_not_affine() -> None:
+    with pytest.raises(OutsideDomain, match=r"Parametrize is not defined for ReLU\(\).*affine"):
+        Parametrize.estimate(nn.ReLU(), (3,))
 
 
 # --- A model in training ---------------------------------------------------------------------
@@ -366,6 +373,54 @@ def test_frozen_layers_are_left_alone() -> None:
     model[3].weight.requires_grad_(False)
     attach(Parametrize(), model, EXAMPLE, sgd(model), max_norm=0.1)
     assert [parametrize.is_parametrized(model[i]) for i in (0, 3, 6)] == [True, False, True]
+
+
+def test_a_layer_that_is_freed_later_is_held_from_then_on() -> None:
+    model = small_network()
+    model[3].weight.requires_grad_(False)
+    weight, optimizer = model[3].weight, sgd(model)
+    attachment = attach(Parametrize(), model, EXAMPLE, optimizer, max_norm=0.1)
+    train(model, optimizer, 1)
+    assert "3" not in attachment.norms()
+    weight.requires_grad_(True)
+    train(model, optimizer, 2, first=1)
+    assert attachment.norms()["3"] == pytest.approx(0.1)
+    assert norms_of(attachment)["3"] == pytest.approx(0.1, rel=2e-2)
+    attachment.remove()
+    assert model[3].weight is weight
+    assert true_norm([model[3]], (4, 10, 10)) <= 0.1 * 1.002
+
+
+def test_a_layer_that_is_freed_while_it_is_not_finite_is_held_once_it_is() -> None:
+    model = small_network()
+    model[3].weight.requires_grad_(False)
+    attachment = attach(Parametrize(), model, EXAMPLE, sgd(model), max_norm=0.1)
+    good = model[3].weight.detach().clone()
+    with torch.no_grad():
+        model[3].weight.fill_(math.nan)
+    model[3].weight.requires_grad_(True)
+    with pytest.warns(NormWarning, match="Layer '3' has been freed, and cannot be held yet"):
+        attachment.step()
+    attachment.step()
+    assert math.isnan(attachment.norms()["3"])
+    with torch.no_grad():
+        model[3].weight.copy_(good)
+    attachment.step()
+    assert attachment.norms()["3"] == pytest.approx(0.1)
+
+
+def test_layers_that_are_not_linear_in_their_weight_are_left_alone() -> None:
+    class Sum(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(5, 5)
+            self.other = nn.Parameter(torch.randn(5, 5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(x, self.weight + self.other)
+
+    model = nn.Sequential(Sum(), nn.ReLU(), Residual(5, 5), Scaled(5), nn.Linear(5, 5))
+    attachment = attach(Parametrize(), model, torch.zeros(1, 5), sgd(model))
+    assert list(attachment.layers) == ["3", "4"]
 
 
 class TwoSizes(nn.Module):

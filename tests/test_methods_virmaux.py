@@ -28,8 +28,9 @@ from training_cases import (
 )
 
 from spectralclip import NormWarning, attach, svds
+from spectralclip.methods import virmaux_svds
 from spectralclip.methods._domain import OutsideDomain
-from spectralclip.methods.virmaux import Virmaux, virmaux_svds
+from spectralclip.methods.virmaux import Virmaux
 
 PADDINGS = ("zeros", "circular", "reflect", "replicate")
 
@@ -226,3 +227,13 @@ def test_weights_that_are_not_finite_are_reported_once() -> None:
     model[0].weight.data.copy_(bad)
     attachment.step()
     assert attachment.norms()["0"] == pytest.approx(good, rel=1e-4)
+
+
+def test_what_is_not_affine_is_to_be_left_out() -> None:
+    """Another method would not take it either."""
+    with pytest.raises(OutsideDomain) as caught:
+        Virmaux.estimate(nn.ReLU(), (3,))
+    text = str(caught.value)
+    assert text.startswith("Virmaux is not defined for ReLU(): it takes affine layers. ReLU() is")
+    assert text.endswith("Leave it out.")
+    assert ".." not in text and "SpectralClip" not in text

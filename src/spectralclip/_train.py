@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -75,6 +77,11 @@ class Method(ABC):
         return False
 
     @property
+    def reparametrizes(self) -> bool:
+        """Whether layers compute with something else than their weights while it is attached."""
+        return False
+
+    @property
     def divides(self) -> bool:
         """Whether processes that train together may each take care of some of the layers."""
         return True
@@ -119,10 +126,15 @@ class Attachment:
         self._sharing = _sharing(method, model, layers, optimizer, bounds, seed)
         bounds = self.max_norms  # where the schedule begins
         mine = {name: bounds[name] for name in self._sharing.mine()}
-        self._keeper: Keeper | None = method.start(self._sharing, mine, seed)
+        try:
+            self._keeper: Keeper | None = method.start(self._sharing, mine, seed)
+        except ValueError as error:
+            _name_what_is_not_finite(method, self._sharing.mine(), error)
+            raise
         self._hook = None
         if optimizer is not None:
             self._hook = optimizer.register_step_post_hook(self._after_optimizer)
+        _LIVE.add(self)
 
     @property
     def layers(self) -> dict[str, FoundLayer]:
@@ -244,6 +256,7 @@ class Attachment:
         if self._keeper is not None:
             self._keeper.stop()
         self._keeper = None
+        _LIVE.discard(self)
         if self._hook is not None:
             self._hook.remove()
 
@@ -275,6 +288,10 @@ class Attachment:
         skipped = getattr(optimizer, "found_inf", None)
         if skipped is None or not bool(skipped):
             self.step()
+
+
+_LIVE: weakref.WeakSet[Attachment] = weakref.WeakSet()
+"""What is attached to some model, and has not been removed."""
 
 
 def attach(
@@ -314,7 +331,8 @@ def attach(
         An `Attachment`.
 
     Raises:
-        ValueError: There is no layer for the method, or a bound is not positive.
+        ValueError: There is no layer for the method, or a bound is not positive; or another
+            attachment has a layer, and one of the two methods reparametrizes it.
 
     Example:
         >>> import torch
@@ -340,6 +358,7 @@ def attach(
     wanted = {name: layer for name, layer in found.items() if method.takes(layer)}
     bounds = layer_targets(wanted, max_norm)
     if not bounds:
+        _refuse_others(method, found)
         raise ValueError(
             f"{type(method).__name__} found no layer to take care of among {list(found)}: "
             "skipped_layers says what else there is in the model, and why it is left out."
@@ -350,6 +369,7 @@ def attach(
                 f"max_norm of layer {name!r} must be a positive number, got {bound!r}."
             )
     layers = {name: wanted[name] for name in bounds}
+    _refuse_others(method, layers)
     if optimizer is not None:
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not any(id(parameter) in own for parameter in bare.parameters()):
@@ -369,6 +389,48 @@ def bare_optimizer(optimizer: Optimizer | None) -> Optimizer | None:
             break
         optimizer = inner
     return optimizer
+
+
+def _refuse_others(method: Method, layers: Mapping[str, FoundLayer]) -> None:
+    """Raise if another method has one of the layers, and one of both reparametrizes it."""
+    if _other_holder(method, layers) is not None:
+        gc.collect()  # an attachment and its optimizer, both forgotten, still hold each other
+    other = _other_holder(method, layers)
+    if other is not None:
+        name, held = other
+        first, second = type(held).__name__, type(method).__name__
+        culprit = first if held.reparametrizes else second
+        raise ValueError(
+            f"Layer {name!r} is held by {first}, and {second} cannot be attached to it as well: "
+            f"{culprit} makes it compute with something else than its weight. Remove the "
+            "attachment that is there, or leave the layer out by max_norm."
+        )
+
+
+def _other_holder(method: Method, layers: Mapping[str, FoundLayer]) -> tuple[str, Method] | None:
+    """The first layer that is not free, and the method that has it."""
+    for held in _LIVE:
+        if method.reparametrizes or held._method.reparametrizes:
+            taken = {id(part) for layer in held._layers.values() for part in layer.modules}
+            for name, layer in layers.items():
+                if any(id(part) in taken for part in layer.modules):
+                    return name, held._method
+    return None
+
+
+def _name_what_is_not_finite(
+    method: Method, layers: Mapping[str, FoundLayer], error: ValueError
+) -> None:
+    """Say by its name which layer a method could not start on; methods know the module alone."""
+    for name, layer in layers.items():
+        for module in layer.modules:
+            for own, tensor in (*module.named_parameters(), *module.named_buffers()):
+                if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                    raise ValueError(
+                        f"{type(method).__name__} cannot start on layer {name!r}: its {own!r} "
+                        "holds NaN or infinite values. Restore finite ones, or leave the layer "
+                        "out by max_norm."
+                    ) from error
 
 
 def _sharing(

@@ -2,18 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from spectralclip._affine import AffineFunction, Shape, evaluation_mode
+from spectralclip._affine import AffineFunction, Shape, evaluation_mode, unchanged_rng
 from spectralclip._explicit import build_maps, explicit_maps
 from spectralclip._operator import LinearOperator
 
 _SLOTS = ("__dict__", "__weakref__")
+
+
+def make_plain_(module: nn.Module, name: str, order: Sequence[str]) -> None:
+    """Remove a parametrization, leaving the weight that it makes in evaluation.
+
+    Args:
+        module: Parametrized.
+        name: Of the weight.
+        order: The names of the module's own parameters as they were before.
+    """
+    kind = type(module)
+    # Copies of the module share the class that torch made of it, and would lose their weight
+    # along with it.
+    own = {key: value for key, value in vars(kind).items() if key not in _SLOTS}
+    module.__class__ = type(kind.__name__, kind.__bases__, own)
+    with evaluation_mode([module]):
+        parametrize.remove_parametrizations(module, name)
+    # In the order of before, since optimizers number parameters by it.
+    table = module._parameters
+    for key in [*order, *(key for key in list(table) if key not in order)]:
+        if key in table:
+            table[key] = table.pop(key)
+
+
+def scales_with(module: nn.Module, in_shape: Shape, name: str) -> bool:
+    """Whether `M(2 W) = 2 M(W)`: twice the weight, and nothing else, makes twice the layer.
+
+    True as well of a layer that cannot be evaluated, as with NaN among its weights: who goes on to
+    use it will say so better.
+    """
+    try:
+        function = AffineFunction([module], in_shape)
+    except ValueError:
+        return True
+    whole = function.stages[0].parameters[name]
+    twice = {whole: 2 * function.values[whole]}
+    generator = torch.Generator("cpu").manual_seed(0)
+    x = torch.randn(1, *function.in_shape, generator=generator, device="cpu")
+    points = torch.cat([function.zeros(1), function.gain * x.to(function.zeros(1))])
+    with torch.no_grad(), unchanged_rng(function.device):
+        (zero, one), (zero_twice, one_twice) = function(points.clone()), function(points, twice)
+    expected = 2 * (one - zero)
+    defect = torch.linalg.vector_norm(one_twice - zero_twice - expected)
+    return bool(defect <= 1e-3 * torch.linalg.vector_norm(expected))
 
 
 @final
@@ -64,18 +109,7 @@ class BareLayer:
 
     def make_plain_(self) -> None:
         """Remove the parametrization, leaving the weight that it makes."""
-        kind = type(self.module)
-        # Copies of the module share the class that torch made of it, and would lose their weight
-        # along with it.
-        own = {key: value for key, value in vars(kind).items() if key not in _SLOTS}
-        self.module.__class__ = type(kind.__name__, kind.__bases__, own)
-        with evaluation_mode([self.module]):
-            parametrize.remove_parametrizations(self.module, self._name)
-        # In the order of before, since optimizers number parameters by it.
-        table = self.module._parameters
-        for name in [*self._order, *(own for own in list(table) if own not in self._order)]:
-            if name in table:
-                table[name] = table.pop(name)
+        make_plain_(self.module, self._name, self._order)
 
     @contextmanager
     def _bare(self) -> Iterator[None]:

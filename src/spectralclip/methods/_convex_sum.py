@@ -7,6 +7,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from spectralclip.methods._settings import check_count
+
 
 @final
 class ConvexSum(nn.Module):
@@ -17,7 +19,7 @@ class ConvexSum(nn.Module):
 
     Example:
         >>> import torch
-        >>> from spectralclip.methods.cisse import ConvexSum
+        >>> from spectralclip.methods import ConvexSum
         >>> ConvexSum(2)(torch.ones(3), torch.zeros(3))
         tensor([0.5000, 0.5000, 0.5000], grad_fn=<...>)
     """
@@ -25,6 +27,7 @@ class ConvexSum(nn.Module):
     def __init__(self, terms: int = 2) -> None:
         """Begin at the mean of so many terms."""
         super().__init__()
+        check_count(1, terms=terms)
         self.weights = nn.Parameter(torch.full((terms,), 1 / terms))
 
     def forward(self, *terms: Tensor) -> Tensor:

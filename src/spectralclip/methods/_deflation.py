@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from spectralclip._affine import Layer, NotAffineError, Shape, plain_numerics
+from spectralclip._affine import Layer, Shape, plain_numerics
 from spectralclip._operator import LinearOperator, as_operator
 from spectralclip._subspace import tall_qr
 from spectralclip._svds import Spectrum
-from spectralclip.methods._domain import OutsideDomain
+from spectralclip.methods._domain import affine_only
 from spectralclip.methods._power import SETTLED, power_method, random_start
 from spectralclip.methods._settings import check_count, check_positive
 
@@ -48,7 +48,7 @@ def virmaux_svds(
 
     Example:
         >>> import torch
-        >>> from spectralclip.methods.virmaux import virmaux_svds
+        >>> from spectralclip.methods import virmaux_svds
         >>> layer = torch.nn.Linear(3, 3)
         >>> _ = layer.weight.data.copy_(torch.diag(torch.tensor([3.0, 2.0, 1.0])))
         >>> virmaux_svds(layer, (3,), 2)
@@ -56,7 +56,8 @@ def virmaux_svds(
     """
     check_count(1, k=k, power_iterations=power_iterations)
     check_positive(tol=tol)
-    op = _operator(layer, in_shape)
+    with affine_only("Virmaux", layer):
+        op = as_operator(layer, in_shape, explicit=False)
     if k > min(op.shape):
         raise ValueError(f"{op.name} has {min(op.shape)} singular values, got k = {k}.")
     generator = generator or torch.Generator("cpu").manual_seed(0)
@@ -66,13 +67,6 @@ def virmaux_svds(
         v, iterations, _ = power_method(_deflated(op, found), start, power_iterations, tol)
         found, applications = torch.cat([found, v]), applications + 2 * iterations
     return _spectrum(op, found, applications)
-
-
-def _operator(layer: Layer, in_shape: Shape) -> LinearOperator:
-    try:
-        return as_operator(layer, in_shape, explicit=False)
-    except NotAffineError as error:
-        raise OutsideDomain("Virmaux", layer, f"it takes affine layers; {error}") from error
 
 
 def _without(x: Tensor, found: Tensor) -> Tensor:

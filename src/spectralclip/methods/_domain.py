@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from spectralclip._affine import describe
+from spectralclip._affine import NotAffineError, describe
 from spectralclip._explicit import is_plain
 from spectralclip._layers import FoundLayer
 from spectralclip._slots import CONVS, TRANSPOSED, BatchNorm
@@ -17,6 +18,8 @@ from spectralclip._slots import CONVS, TRANSPOSED, BatchNorm
 DENSE = (nn.Linear,)
 WEIGHTED = (*DENSE, *CONVS, *TRANSPOSED)
 """Dense layers, convolutions and transposed ones: what has one weight, linear in it."""
+
+_REMEDY = "Leave the layer to another method, such as SpectralClip."
 
 
 @final
@@ -27,24 +30,41 @@ class OutsideDomain(ValueError):
         method: The method's name.
         layer: The layer in a few words.
         why: What the method needs, and what the layer has instead.
+        remedy: What to do about it, as a sentence.
     """
 
-    def __init__(self, method: str, layer: object, why: str) -> None:
-        self.method, self.why = method, why
+    def __init__(self, method: str, layer: object, why: str, remedy: str = _REMEDY) -> None:
+        self.method, self.why, self.remedy = method, why, remedy
         self.layer = layer if isinstance(layer, str) else describe(layer)
-        super().__init__(self.method, self.layer, self.why)
+        super().__init__(self.method, self.layer, self.why, self.remedy)
 
     def __str__(self) -> str:
-        return (
-            f"{self.method} is not defined for {self.layer}: {self.why}. Leave the layer to "
-            "another method, such as SpectralClip."
-        )
+        return f"{self.method} is not defined for {self.layer}: {self.why}. {self.remedy}"
 
 
 def require(method: str, layer: object, why_not: str) -> None:
     """Raise `OutsideDomain` if there is a reason to."""
     if why_not:
         raise OutsideDomain(method, layer, why_not)
+
+
+@contextmanager
+def affine_only(method: str, layer: object) -> Iterator[None]:
+    """What is not affine is outside the domain of methods that take every affine layer."""
+    try:
+        yield
+    except NotAffineError as error:  # which names the part to blame, and what to do
+        raise OutsideDomain(method, layer, "it takes affine layers", str(error)) from error
+
+
+def finite_estimate(method: str, layer: object, norm: float) -> float:
+    """An estimate of a norm, or a `ValueError` where the weights allow none."""
+    if not math.isfinite(norm):
+        raise ValueError(
+            f"{method} has no estimate of the norm of {describe(layer)}: its weights are NaN, "
+            "infinite or too large. Restore finite ones."
+        )
+    return norm
 
 
 def sole_module(layer: object) -> Any:

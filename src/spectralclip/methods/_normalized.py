@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from spectralclip._affine import unchanged_rng
+from spectralclip.methods._bare import make_plain_
 from spectralclip.methods._domain import reshaped_kernel
 
 # Torch itself warms its vectors up so much.
@@ -69,6 +70,11 @@ class NormalizedLayer:
                 self._list[0](self._list.original)
             self._list[0].train(mode)
 
+    @property
+    def bound(self) -> float:
+        """What forward passes multiply with."""
+        return float(self._list[1].bound)
+
     def set_bound(self, bound: float) -> None:
         """Say what the forward passes to come multiply with."""
         self._list[1].bound = bound
@@ -86,7 +92,7 @@ class NormalizedLayer:
     def state(self) -> dict[str, Any]:
         """The vectors of the power method, and the bound."""
         vectors = {name: vector.clone() for name, vector in self._list[0].state_dict().items()}
-        return {"vectors": vectors, "bound": self._list[1].bound}
+        return {"vectors": vectors, "bound": self.bound}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from them."""
@@ -95,8 +101,4 @@ class NormalizedLayer:
 
     def remove(self) -> None:
         """A plain layer with the weight that it computes with."""
-        self._list[0].eval()  # torch would iterate once more
-        parametrize.remove_parametrizations(self._module, "weight")
-        own = self._module._parameters
-        for name in self._order:  # the weight has come back behind the bias
-            own[name] = own.pop(name)
+        make_plain_(self._module, "weight", self._order)

@@ -21,8 +21,10 @@ from spectralclip._affine import Shape
 from spectralclip._layers import FoundLayer
 from spectralclip._slots import CONVS
 from spectralclip.methods._domain import sole_module, why_not_plain
-from spectralclip.methods._periodic import Torus
-from spectralclip.methods._swap import Form, OwnShape, SwapMethod, Transform
+from spectralclip.methods._periodic import PeriodicForm, paddings
+from spectralclip.methods._swap import Form, OwnShape, SwapMethod, Transform, why_not_its_own
+
+_SQUARINGS = 3  # until rounding is undone
 
 
 class OrthogonalMethod(SwapMethod):
@@ -43,11 +45,9 @@ class OrthogonalMethod(SwapMethod):
 
     def why_not(self, layer: FoundLayer) -> str:
         """Why the method is not defined for a layer; empty if it is."""
-        why = why_not_plain(layer, nn.Linear, *CONVS)
+        why = why_not_plain(layer, nn.Linear, *CONVS) or why_not_its_own(layer)
         if why:
             return why
-        if layer.shared:
-            return f"its weight is shared with {', '.join(layer.shared)}"
         module = sole_module(layer)
         if _is_pointwise(module):
             return ""
@@ -68,17 +68,16 @@ class OrthogonalMethod(SwapMethod):
         if not plain:  # A tap moves to the nearest point that there is.
             before = tuple(k // 2 for k in module.kernel_size)
         dilation = module.dilation if plain else (1,) * len(spread)
-        return Torus(self.orthogonal, torus, spread, module.stride, dilation, before, module.groups)
-
-
-def paddings(module: Any) -> list[tuple[int, int]]:
-    """Padding at the low and at the high end of each axis of a convolution."""
-    if module.padding == "valid":
-        return [(0, 0)] * len(module.kernel_size)
-    if module.padding == "same":
-        reach = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-        return [(size // 2, size - size // 2) for size in reach]
-    return [(pad, pad) for pad in module.padding]
+        return PeriodicForm(
+            layer.name,
+            self.orthogonal,
+            torus,
+            spread,
+            module.stride,
+            dilation,
+            before,
+            module.groups,
+        )
 
 
 def _is_pointwise(module: Any) -> bool:
@@ -132,10 +131,12 @@ def _exponential(a: Tensor) -> Tensor:
     The gradient of `torch.linalg.matrix_exp` takes an exponential of matrices twice as large; that
     of a few products costs as much as twice these.
     """
-    squares = a @ a
-    bound = math.sqrt(float(squares.detach().abs().sum(-1).max()))  # of all norms
+    size = max(1.0, float(a.detach().abs().max()))
+    scaled = a / size  # whose squares do not overflow
+    squares = scaled @ scaled
+    bound = size * math.sqrt(float(squares.detach().abs().sum(-1).max()))  # of all norms
     halvings = math.ceil(math.log2(bound)) if 1 < bound < math.inf else 0
-    x, x2 = 0.5**halvings * a, 0.25**halvings * squares
+    x, x2 = 0.5**halvings * a, (0.5**halvings * size) ** 2 * squares
     x3, identity = x2 @ x, torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     # 1 / 12! and 1 / 21! are what is left out.
     degree = 9 if torch.finfo(a.dtype).eps > 1e-10 else 18
@@ -144,6 +145,18 @@ def _exponential(a: Tensor) -> Tensor:
         first, second, third = (1 / math.factorial(k + more) for more in range(3))
         part = first * identity + second * x + third * x2
         total = part if k == degree else part + x3 @ total
-    for _ in range(halvings):
+    for done in range(1, halvings + 1):
         total = total @ total
+        # Each squaring doubles the distance from unitary ones.
+        if done % _SQUARINGS == 0:
+            total = nearer_unitary(total)
     return total
+
+
+def nearer_unitary(x: Tensor) -> Tensor:
+    """One step of Newton's iteration for the nearest matrices with orthonormal rows or columns.
+
+    A distance e from them becomes one of about e^2: what rounding has done is undone.
+    """
+    gram = x @ (x.mH @ x) if x.shape[-2] >= x.shape[-1] else (x @ x.mH) @ x
+    return 1.5 * x - 0.5 * gram

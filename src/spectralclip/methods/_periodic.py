@@ -15,12 +15,13 @@ from spectralclip.methods._swap import Form, Transform
 
 @final
 @dataclass(frozen=True)
-class Torus(Form):
+class PeriodicForm(Form):
     """A convolution with circular padding whose symbols are made orthogonal.
 
     A stride is taken as its authors do: the input is cut into its phases, which become channels.
 
     Attributes:
+        name: The layer's.
         orthogonal: The function of the symbols.
         sides: Of the torus that the kernel is on.
         spread: How far apart its points lie on the image: the image's sides by `sides`.
@@ -30,6 +31,7 @@ class Torus(Form):
         groups: Of the convolution.
     """
 
+    name: str
     orthogonal: Transform
     sides: Shape
     spread: Shape
@@ -40,6 +42,7 @@ class Torus(Form):
 
     def linear(self, module: Any, weight: Tensor, x: Tensor) -> Tensor:
         axes = len(self.sides)
+        self._require_size(tuple(x.shape[-axes:]))
         batch = x.reshape(-1, *x.shape[-axes - 1 :])
         blocks = self._blocks(weight)
         if any(step > 1 for step in self.spread):
@@ -58,6 +61,16 @@ class Torus(Form):
         module.padding, module.padding_mode = low, "circular"
         module._reversed_padding_repeated_twice = [p for p in reversed(low) for _ in (0, 1)]
         return kernel
+
+    def _require_size(self, got: Shape) -> None:
+        """On another torus the same kernel is not orthogonal, if it fits at all."""
+        size = tuple(n * step for n, step in zip(self.sides, self.spread, strict=True))
+        if got != size:
+            raise ValueError(
+                f"Layer {self.name!r} is exchanged for an orthogonal one on images of {size}, and "
+                f"got one of {got}: give it images of {size}, or remove the method and attach it "
+                f"with example inputs that lead to {got} here. AOL holds at every size."
+            )
 
     @property
     def _space(self) -> tuple[int, ...]:
@@ -118,6 +131,35 @@ class Torus(Form):
         convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[len(low) - 1]
         y: Tensor = convolve(padded, kernel, dilation=self.spread, groups=self.groups)
         return y
+
+
+def paddings(module: Any) -> list[tuple[int, int]]:
+    """Padding at the low and at the high end of each axis of a convolution."""
+    if module.padding == "valid":
+        return [(0, 0)] * len(module.kernel_size)
+    if module.padding == "same":
+        return [(size // 2, size - size // 2) for size in _reach(module)]
+    return [(pad, pad) for pad in module.padding]
+
+
+def repetition(module: Any) -> str:
+    """How a border puts some pixel into more windows than the kernel has taps; empty if not."""
+    mode = getattr(module, "padding_mode", "zeros")
+    if mode in ("reflect", "replicate"):
+        return f"padding_mode={mode!r}, which repeats pixels"
+    if mode == "zeros":
+        return ""
+    widths = zip(paddings(module), _reach(module), strict=True)
+    if any(low + high > reach for (low, high), reach in widths):
+        return (
+            f"a circular padding of {module.padding}, which is more than half the reach of the "
+            "kernel and repeats outputs"
+        )
+    return ""
+
+
+def _reach(module: Any) -> list[int]:
+    return [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
 
 
 def _phases(x: Tensor, stride: Shape) -> Tensor:

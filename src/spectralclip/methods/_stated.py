@@ -66,8 +66,8 @@ def estimators() -> dict[str, Estimator]:
 
     Example:
         >>> from spectralclip.methods._stated import estimators
-        >>> "clip_batch_norm" in estimators() or True
-        True
+        >>> "gouk" in estimators(), "clip_batch_norm" in estimators()
+        (True, False)
     """
     found = {name: getattr(get(name), "estimate", None) for name in available()}
     return {name: estimate for name, estimate in found.items() if callable(estimate)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, final
@@ -11,12 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectralclip._layers import FoundLayer
-from spectralclip._sharing import Sharing
-from spectralclip._train import Keeper, Method
+from spectralclip._sharing import Alone, Sharing
+from spectralclip._train import Keeper, Method, warn
 from spectralclip.methods._domain import require
 from spectralclip.methods._stated import Promise
 
 Transform = Callable[[Tensor], Tensor]
+
+
+def why_not_its_own(layer: FoundLayer) -> str:
+    """Why a layer's weight cannot be exchanged, as others have it too; empty if it can."""
+    return f"its weight is shared with {', '.join(layer.shared)}" if layer.shared else ""
 
 
 class Form(ABC):
@@ -57,16 +63,17 @@ class Swapped:
     `state_dict` of the model has the same keys as before. Copies of the model get copies of this.
 
     Attributes:
+        module: Whose `forward` it is.
         bound: What the new layer, whose norm is at most one, is multiplied with.
     """
 
     def __init__(self, module: nn.Module, form: Form, bound: float) -> None:
-        self._module: Any = module
+        self.module: Any = module
         self._form, self.bound = form, bound
         module.forward = self
 
     def __call__(self, x: Tensor) -> Tensor:
-        module, wide = self._module, self._wide()
+        module, wide = self.module, self._wide()
         with torch.autocast(x.device.type, enabled=False):
             y = self.bound * self._form.linear(module, module.weight.to(wide), x.to(wide))
             if module.bias is not None:
@@ -75,23 +82,28 @@ class Swapped:
         return y.to(x.dtype)
 
     @torch.no_grad()
-    def export_(self) -> None:
-        """Make the module plain again, with the weight that does what was done here."""
-        module = self._module
+    def export_(self) -> bool:
+        """Make the module plain again, with the weight that does what was done here.
+
+        Returns:
+            Whether the weight has another shape than before.
+        """
+        module = self.module
         if vars(module).get("forward") is not self:
-            return
+            return False
         parameter = module.weight
         weight = self.bound * self._form.export_(module, parameter.to(self._wide()))
         del module.forward
         if weight.shape == parameter.shape:
             parameter.copy_(weight)
-        else:
-            # The optimizer goes on to know it; a gradient of the old shape would be of no use.
-            parameter.data, parameter.grad = weight.to(parameter.dtype).contiguous(), None
+            return False
+        # The optimizer goes on to know it; a gradient of the old shape would be of no use.
+        parameter.data, parameter.grad = weight.to(parameter.dtype).contiguous(), None
+        return True
 
     def _wide(self) -> torch.dtype:
         """Fourier transforms and inverses need full precision."""
-        dtype: torch.dtype = self._module.weight.dtype
+        dtype: torch.dtype = self.module.weight.dtype
         return torch.promote_types(dtype, torch.float32)
 
 
@@ -99,6 +111,11 @@ class SwapMethod(Method, ABC):
     """A method whose layers have a norm of at most their bound by construction."""
 
     promises: ClassVar[tuple[Promise, ...]] = (Promise(slack=1e-5),)
+
+    @property
+    def reparametrizes(self) -> bool:
+        """Layers compute something else from their weights."""
+        return True
 
     @property
     def divides(self) -> bool:
@@ -118,43 +135,66 @@ class SwapMethod(Method, ABC):
         return not self.why_not(layer)
 
     def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
-        """Swap the layers in, apart from frozen ones. What the model computes changes here."""
-        layers = {name: layer for name, layer in sharing.mine().items() if sharing.moves(name)}
+        """Swap the layers in, which changes what the model computes; frozen ones when they move."""
+        layers = sharing.mine()
         for layer in layers.values():
             require(type(self).__name__, layer.modules[0], self.why_not(layer))
         forms = {name: self.form(layer) for name, layer in layers.items()}
-        return _Swaps(
-            {
-                name: Swapped(layer.modules[0], forms[name], bounds[name])
-                for name, layer in layers.items()
-            }
-        )
+        return _Swaps(type(self).__name__, sharing, forms, bounds)
 
 
 @final
 class _Swaps(Keeper):
     """The swapped layers of one model."""
 
-    def __init__(self, swapped: Mapping[str, Swapped]) -> None:
-        self._swapped = dict(swapped)
+    def __init__(
+        self, method: str, sharing: Sharing, forms: Mapping[str, Form], bounds: Mapping[str, float]
+    ) -> None:
+        self._method, self._sharing, self._forms = method, sharing, forms
+        self._swapped: dict[str, Swapped] = {}
+        self._broken: set[str] = set()
+        for name, bound in bounds.items():
+            if sharing.moves(name):
+                self._swap(name, bound)
+
+    def _swap(self, name: str, bound: float) -> None:
+        """Swap a layer in, or tell one that is in already its bound."""
+        if name not in self._swapped:
+            module = self._sharing.mine()[name].modules[0]
+            self._swapped[name] = Swapped(module, self._forms[name], bound)
+        self._swapped[name].bound = bound
 
     def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
         for name, bound in bounds.items():
-            if name in self._swapped:
-                self._swapped[name].bound = bound
+            self._swap(name, bound)  # it may have been freed since
+            if bool(torch.isfinite(self._swapped[name].module.weight).all()):
+                self._broken.discard(name)
+            elif name not in self._broken:
+                self._broken.add(name)
+                warn(
+                    f"{self._method} on layer {name!r}: weights are NaN or infinite. It goes on "
+                    "once they are restored."
+                )
 
     def norms(self) -> dict[str, float]:
-        """The bounds: what the construction promises."""
-        return {name: swapped.bound for name, swapped in self._swapped.items()}
+        """The bounds: what the construction promises of finite weights."""
+        return {
+            name: math.nan if name in self._broken else swapped.bound
+            for name, swapped in self._swapped.items()
+        }
 
     def layer_states(self) -> dict[str, Any]:
         return {name: {"bound": swapped.bound} for name, swapped in self._swapped.items()}
 
     def load_layer_states(self, states: Mapping[str, Any]) -> None:
         for name, state in states.items():
-            if name in self._swapped:
-                self._swapped[name].bound = float(state["bound"])
+            if name in self._forms:
+                self._swap(name, float(state["bound"]))
 
     def stop(self) -> None:
+        # It is always alone, as the work is not divided.
+        optimizer = self._sharing._optimizer if isinstance(self._sharing, Alone) else None
         for swapped in self._swapped.values():
-            swapped.export_()
+            if swapped.export_() and optimizer is not None:
+                # Averages of the old shape would break its next step: it begins anew.
+                optimizer.state.pop(swapped.module.weight, None)

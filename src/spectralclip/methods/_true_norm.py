@@ -9,6 +9,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from spectralclip._affine import Shape, plain_numerics
 from spectralclip._check import check_affine
@@ -124,7 +125,7 @@ class TrueNorm(nn.Module):
                 self.search()
             self._layer.make_plain_()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_disable_dynamo  # torch.compiler.disable would import the whole compiler right here
     @plain_numerics()
     @torch.no_grad()
     def refresh(self) -> None:

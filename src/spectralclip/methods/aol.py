@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from spectralclip._layers import FoundLayer
 from spectralclip._slots import CONVS
-from spectralclip.methods._domain import require, sole_module, why_not_plain
-from spectralclip.methods._swap import Form, OwnShape, SwapMethod
+from spectralclip.methods._domain import finite_estimate, require, sole_module, why_not_plain
+from spectralclip.methods._periodic import repetition
+from spectralclip.methods._swap import Form, OwnShape, SwapMethod, why_not_its_own
 
 
 @final
@@ -27,12 +28,17 @@ class AOL(SwapMethod):
     channels, and the sum goes over all shifts too. No iteration, and no size of image, is needed.
 
     *Domain.* Dense layers and convolutions of any stride, dilation and groups, with zero or
-    circular padding or none; a border that repeats pixels may exceed the bound.
+    circular padding or none; a border that repeats pixels may exceed the bound, and so may a
+    circular one that is wider than half the reach of the kernel, which repeats outputs.
 
     *Promise.* The norm is at most the bound, by proof, at every size of image. The layer keeps its
     shape, padding and stride, and training tends to orthogonal ones.
 
     *Cost.* One correlation of the kernel with itself at each forward pass.
+
+    *Checkpoints.* While it is attached, the `state_dict` has the keys and shapes of the plain
+    model. It loads into one without a word, which then computes something else: attach the method
+    there too. After `finalize` or `remove` it is that of a plain model indeed.
 
     *Known failure.* Far from orthogonal the bound is loose: a random 3 x 3 convolution is
     multiplied by a factor several times smaller than need be, so that signals fade in deep
@@ -52,8 +58,7 @@ class AOL(SwapMethod):
 
     def why_not(self, layer: FoundLayer) -> str:
         """Why the method is not defined for a layer; empty if it is."""
-        shared = f"its weight is shared with {', '.join(layer.shared)}" if layer.shared else ""
-        return _why_not(layer) or shared
+        return _why_not(layer) or why_not_its_own(layer)
 
     def form(self, layer: FoundLayer) -> Form:
         """The layer with its columns scaled."""
@@ -63,20 +68,24 @@ class AOL(SwapMethod):
     def estimate(
         module: Any, in_shape: Sequence[int], *, generator: torch.Generator | None = None
     ) -> float:
-        """An upper bound of the norm: the largest `sum_i |T_ij|`, rooted."""
+        """An upper bound of the norm: the largest `sum_i |T_ij|`, rooted.
+
+        Raises:
+            OutsideDomain: The layer is of another kind, or its border repeats something.
+            ValueError: Its weights are not finite.
+        """
         require("AOL", module, _why_not(module))
-        module = sole_module(module)
-        weight = module.weight.detach()
+        sole = sole_module(module)
+        weight = sole.weight.detach()
         wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
-        return float(_sums(wide, getattr(module, "groups", 1)).max().sqrt())
+        bound = _sums(wide, getattr(sole, "groups", 1)).max().sqrt()
+        return finite_estimate("AOL", module, float(bound))
 
 
 def _why_not(layer: object) -> str:
     why = why_not_plain(layer, nn.Linear, *CONVS)
-    mode = "" if why else getattr(sole_module(layer), "padding_mode", "zeros")
-    if mode in ("reflect", "replicate"):
-        why = f"its bound does not hold with padding_mode={mode!r}, which repeats pixels"
-    return why
+    border = "" if why else repetition(sole_module(layer))
+    return why or (f"its bound does not hold with {border}" if border else "")
 
 
 @final

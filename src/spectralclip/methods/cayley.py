@@ -10,7 +10,7 @@ from typing import Any, final
 from torch import Tensor
 
 from spectralclip._layers import FoundLayer
-from spectralclip.methods._orthogonal import OrthogonalMethod
+from spectralclip.methods._orthogonal import OrthogonalMethod, nearer_unitary
 from spectralclip.methods._swap import Form
 
 
@@ -32,7 +32,11 @@ class Cayley(OrthogonalMethod):
 
     *Cost.* One inverse of the size of the smaller number of channels for each frequency, at each
     forward pass. `finalize` and `remove` leave a plain circular convolution with a kernel as large
-    as the image.
+    as the image, of which the optimizer has no averages yet.
+
+    *Checkpoints.* As of `SOC`: those from before the end load into a plain model without a word,
+    which then computes something else; those from after it need convolutions that are built like
+    the ones that are left.
 
     *Known failure.* Matrices with an eigenvalue of -1 cannot be reached, and those near them only
     by large weights.
@@ -54,7 +58,8 @@ class Cayley(OrthogonalMethod):
         """The transform of each matrix."""
         flat = matrices.reshape(-1, *matrices.shape[-2:])
         transformed: Tensor = _transform()(flat)
-        return transformed.reshape(matrices.shape)
+        # The inverse for large weights is far from exact.
+        return nearer_unitary(transformed).reshape(matrices.shape)
 
 
 def _transform() -> Callable[[Tensor], Any]:

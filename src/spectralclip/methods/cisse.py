@@ -16,12 +16,17 @@ from spectralclip._layers import FoundLayer
 from spectralclip._sharing import Sharing
 from spectralclip._slots import CONVS, Slot
 from spectralclip._train import Keeper, Method, warn
-from spectralclip.methods._convex_sum import ConvexSum
-from spectralclip.methods._domain import DENSE, matrix_norm, require, sole_module, why_not_plain
+from spectralclip.methods._domain import (
+    DENSE,
+    finite_estimate,
+    matrix_norm,
+    require,
+    sole_module,
+    why_not_plain,
+)
+from spectralclip.methods._periodic import repetition
 from spectralclip.methods._settings import check_positive
 from spectralclip.methods._stated import Promise
-
-__all__ = ["Cisse", "ConvexSum", "retracted"]
 
 
 @final
@@ -44,14 +49,14 @@ class Cisse(Method):
     layer the rows get the length `max_norm / sqrt(t)` instead.
 
     *Residual sums*: the authors replace each `x + f(x)` by a convex combination, whose weights are
-    learned and kept on the simplex. A sum in the code of a model cannot be changed from
-    outside: write `(x + f(x)) / 2` there, or `ConvexSum` (in `spectralclip.methods.cisse`), whose
-    weights stay on the simplex without a hook.
+    learned and kept on the simplex. A sum in the code of a model cannot be changed from outside:
+    write `(x + f(x)) / 2` there, or `spectralclip.methods.ConvexSum`, whose weights stay there.
 
     *Domain*: dense layers and convolutions, each group by itself. Others are left alone.
 
     *Promise*: rows that are orthonormal, times the length above, in the limit of many steps; then
-    the norm is at most the bound for convolutions with zero, circular or no padding.
+    the norm is at most the bound for convolutions with zero or no padding, or with circular
+    padding of at most half the reach of the kernel.
 
     *Cost*: `2 (share r)^2 n` multiplications a layer and step, r its rows and n their length; no
     application of the layer. It does not depend on the size of the image.
@@ -59,9 +64,9 @@ class Cisse(Method):
     *Known failure*: it is soft. An excess decays by a factor of about `1 - 2 beta share` a step, as
     long as nothing pushes back, and gradients do. It reaches orthonormal rows, not a norm: that of
     a convolution is then below the bound, at about two thirds of it for 3 x 3 and further below
-    with a stride; with reflected or replicated borders, where a pixel lies in more windows, it
-    can be above. Weights of norm beyond `sqrt(2 / beta)` times their target run away: such a step
-    is not taken, and reported by a `NormWarning`.
+    with a stride; with reflected, replicated or wider circular borders, where a pixel lies in more
+    windows, it can be above. Weights of norm beyond `sqrt(2 / beta)` times their target run away:
+    such a step is not taken, and reported by a `NormWarning`.
 
     Args:
         beta: Length of a retraction step.
@@ -88,7 +93,7 @@ class Cisse(Method):
         Promise(
             steps=700,
             settings={"beta": 0.006, "share": 1.0},
-            covers=lambda module: getattr(module, "padding_mode", "zeros") in ("zeros", "circular"),
+            covers=lambda module: not repetition(module),
         ),
     )
 
@@ -112,7 +117,7 @@ class Cisse(Method):
     def estimate(
         module: Layer, in_shape: Shape, *, generator: torch.Generator | None = None
     ) -> float:
-        """The paper's bound `sqrt(t) ||W||`, from above but for reflected and replicated borders.
+        """The paper's bound `sqrt(t) ||W||`: from above, for the paddings of the promise.
 
         Args:
             module: A dense layer or convolution.
@@ -121,21 +126,17 @@ class Cisse(Method):
 
         Raises:
             OutsideDomain: The layer is of another kind.
+            ValueError: Its weights are not finite.
         """
         require("Cisse", module, why_not_plain(module, *DENSE, *CONVS))
-        kernels = _slot(sole_module(module)).kernels()
-        return math.sqrt(kernels.shape[-1]) * matrix_norm(kernels.flatten(2))
+        kernels = Slot("", sole_module(module), None, ()).kernels()
+        bound = math.sqrt(kernels.shape[-1]) * matrix_norm(kernels.flatten(2))
+        return finite_estimate("Cisse", module, bound)
 
 
 def retracted(rows: Tensor, beta: float, scale: float = 1.0) -> Tensor:
     """`(1 + beta) W - beta W W^T W` of rows times `sqrt(scale)`, in terms of the rows."""
     return (1 + beta) * rows - beta * scale * ((rows @ rows.mT) @ rows)
-
-
-def _slot(module: Any) -> Slot:
-    slot = Slot.of(FoundLayer("", (module,), (), (), 1))
-    assert slot is not None
-    return slot
 
 
 @final
@@ -144,9 +145,8 @@ class _Retraction(Keeper):
 
     def __init__(self, method: Cisse, layers: Mapping[str, FoundLayer], seed: int) -> None:
         self._method, self._seed = method, seed
-        self._slots = {name: _slot(found.modules[0]) for name, found in layers.items()}
-        self._norms: dict[str, float] = {}
-        self._vectors: dict[str, Tensor] = {}
+        self._slots = {name: Slot(name, a.modules[0], None, ()) for name, a in layers.items()}
+        self._norms, self._vectors = dict[str, float](), dict[str, Tensor]()
 
     @torch.no_grad()
     def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
@@ -156,8 +156,9 @@ class _Retraction(Keeper):
             chosen = self._chosen(f"{name}, {step}", rows.shape[1]).to(rows.device)
             old = rows[:, chosen]
             new = retracted(old, self._method.beta, taps / bound**2)
-            # Retraction lengthens no singular value more than this, unless it overshoots.
-            if float(new.norm()) <= (1 + 2 * self._method.beta) * float(old.norm()):
+            # No singular value grows by more, unless it overshoots; rows not drawn count as well.
+            limit = (1 + 2 * self._method.beta) * float(old.norm())
+            if bool(torch.isfinite(rows).all()) and float(new.norm()) <= limit < math.inf:
                 rows = rows.index_copy(1, chosen, new)
                 self._slots[name].write(rows.reshape(kernels.shape))
                 self._norms[name] = math.sqrt(taps) * self._followed(name, rows)
@@ -178,9 +179,8 @@ class _Retraction(Keeper):
 
     def _followed(self, name: str, rows: Tensor) -> float:
         """The norm of the kernel by one iteration of the power method a step, from below."""
-        v = self._vectors.get(name)
-        if v is None:
-            v = torch.ones_like(rows[:, :1]).mT  # any will do
+        # Any will do at first; later the model may have moved, or got another precision.
+        v = self._vectors.get(name, torch.ones_like(rows[:, :1]).mT).to(rows)
         image = rows @ v
         pulled = rows.mT @ image
         sizes = torch.linalg.vector_norm(pulled, dim=1, keepdim=True)

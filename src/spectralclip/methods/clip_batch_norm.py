@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-from torch import Tensor, nn
+from torch import nn
 
 from spectralclip._batch_norms import clamp_batch_norm_
 from spectralclip._layers import FoundLayer
 from spectralclip._sharing import Sharing
 from spectralclip._train import Keeper, Method, warn
+from spectralclip.methods._domain import is_batch_norm
 from spectralclip.methods._stated import Promise
 
 
@@ -54,10 +55,8 @@ class ClipBatchNorm(Method):
     promises: ClassVar[tuple[Promise, ...]] = (Promise(slack=1e-5),)
 
     def takes(self, layer: FoundLayer) -> bool:
-        """Batch norms with a scale of their own."""
-        first = layer.modules[0]
-        is_norm = isinstance(first, nn.modules.batchnorm._BatchNorm)
-        return is_norm and len(layer.modules) == 1 and isinstance(first.weight, Tensor)
+        """Batch norms with a scale of their own and running statistics."""
+        return is_batch_norm(layer)
 
     def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
         """Begin; there is nothing to prepare."""

@@ -15,7 +15,7 @@ from spectralclip._layers import FoundLayer
 from spectralclip._sharing import Sharing
 from spectralclip._train import Keeper, Method, warn
 from spectralclip.methods._circulant import why_not_circulant
-from spectralclip.methods._domain import require, sole_module
+from spectralclip.methods._domain import finite_estimate, require, sole_module
 from spectralclip.methods._gram import (
     PaddingForm,
     check_form,
@@ -121,15 +121,17 @@ class Delattre(Method):
     ) -> float:
         """The bound by Gram iteration, as if the stride were 1.
 
-        Nothing here is random, and `generator` is not used. NaN for weights that are not finite.
+        Nothing here is random, and `generator` is not used.
 
         Raises:
             OutsideDomain: The layer has groups or dilation, is larger than the image, or is of
                 another type.
+            ValueError: Its weights are not finite.
         """
         check_form(padding_form, iterations)
         require("Delattre", module, _why_not(module, in_shape, form=padding_form))
-        return float(layer_bound(sole_module(module), (in_shape,), padding_form, iterations))
+        bound = layer_bound(sole_module(module), (in_shape,), padding_form, iterations)
+        return finite_estimate("Delattre", module, float(bound))
 
 
 @final

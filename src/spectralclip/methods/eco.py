@@ -35,8 +35,12 @@ class ECO(OrthogonalMethod):
     *Promise.* All singular values are the bound, but for those that are zero by shape.
 
     *Cost.* k x k exponentials of the size of the channels, and one dilated convolution, at each
-    forward pass; `finalize` and `remove` leave that convolution as a plain layer, for which the
-    optimizer has to be made anew where the kernel has grown.
+    forward pass; `finalize` and `remove` leave that convolution as a plain layer. Where the kernel
+    has grown, the optimizer's averages of it begin anew.
+
+    *Checkpoints.* As of `SOC`: those from before the end load into a plain model without a word,
+    which then computes something else; those from after it need convolutions that are built like
+    the ones that are left, dilation and all, even where the kernel has its old shape.
 
     *Known failure.* The receptive field is spread over the whole image, so that nothing local is
     left of the original convolution.

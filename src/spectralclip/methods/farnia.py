@@ -12,7 +12,7 @@ from spectralclip._affine import Layer, Shape
 from spectralclip._layers import FoundLayer
 from spectralclip._sharing import Sharing
 from spectralclip._train import Keeper, Method
-from spectralclip.methods._domain import WEIGHTED, require, why_not_plain
+from spectralclip.methods._domain import WEIGHTED, finite_estimate, require, why_not_plain
 from spectralclip.methods._power import power_norm
 from spectralclip.methods._scaler import Scaler
 from spectralclip.methods._settings import check_count
@@ -98,6 +98,8 @@ class Farnia(Method):
 
         Raises:
             OutsideDomain: The layer is of another kind.
+            ValueError: Its weights are not finite.
         """
         require("Farnia", module, why_not_plain(module, *WEIGHTED))
-        return power_norm(module, in_shape, generator, power_iterations)
+        norm = power_norm(module, in_shape, generator, power_iterations)
+        return finite_estimate("Farnia", module, norm)

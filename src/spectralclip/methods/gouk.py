@@ -16,6 +16,7 @@ from spectralclip._sharing import Sharing
 from spectralclip._train import Keeper, Method
 from spectralclip.methods._domain import (
     WEIGHTED,
+    finite_estimate,
     is_batch_norm,
     require,
     sole_module,
@@ -115,6 +116,7 @@ class Gouk(Method):
 
         Raises:
             OutsideDomain: The layer is of another kind.
+            ValueError: Its weights or statistics are not finite.
 
         Example:
             >>> import torch
@@ -124,6 +126,8 @@ class Gouk(Method):
             spectralclip.methods._domain.OutsideDomain: Gouk is not defined for AvgPool2d(...
         """
         if is_batch_norm(module):
-            return clamp_batch_norm_(sole_module(module), math.inf)
+            norm = clamp_batch_norm_(sole_module(module), math.inf)
+            return finite_estimate("Gouk", module, norm)
         require("Gouk", module, why_not_plain(module, *WEIGHTED))
-        return power_norm(module, in_shape, generator, power_iterations)
+        norm = power_norm(module, in_shape, generator, power_iterations)
+        return finite_estimate("Gouk", module, norm)

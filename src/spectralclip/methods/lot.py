@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, linalg
 from torch.utils.checkpoint import checkpoint
 
-from spectralclip.methods._orthogonal import OrthogonalMethod
+from spectralclip.methods._orthogonal import OrthogonalMethod, nearer_unitary
 from spectralclip.methods._settings import check_count
 
 
@@ -34,7 +34,12 @@ class LOT(OrthogonalMethod):
 
     *Cost.* Two products of matrices of the size of the channels for each frequency and iteration
     of a forward pass, and again of the backward one, since they are too many to be kept.
-    `finalize` and `remove` leave a plain circular convolution, its kernel as large as the image.
+    `finalize` and `remove` leave a plain circular convolution, its kernel as large as the image,
+    of which the optimizer has no averages yet.
+
+    *Checkpoints.* As of `SOC`: those from before the end load into a plain model without a word,
+    which then computes something else; those from after it need convolutions that are built like
+    the ones that are left.
 
     *Known failure.* A value that is a share r of the Frobenius norm of its matrix grows by a half
     in each iteration at first: with the published 10, values with r below 0.01 stay well below the
@@ -73,5 +78,5 @@ class LOT(OrthogonalMethod):
 
     def _newton(self, x: Tensor) -> Tensor:
         for _ in range(self.iterations):
-            x = 1.5 * x - 0.5 * (x @ x.mH) @ x
+            x = nearer_unitary(x)
         return x

@@ -15,6 +15,7 @@ from spectralclip._sharing import Sharing
 from spectralclip._train import Keeper, Method, warn
 from spectralclip.methods._domain import (
     WEIGHTED,
+    finite_estimate,
     matrix_norm,
     require,
     reshaped_kernel,
@@ -45,7 +46,8 @@ class Miyato(Method):
     with the weights that they computed with, under the keys that there were before.
 
     *Domain*: dense layers, convolutions and transposed ones. Others, batch norms among them, are
-    left alone.
+    left alone; weights of zeros, which have no direction, are refused. Of layers that share a
+    weight all are left with the smallest of their bounds in the end.
 
     *Promise*: the norm of the *reshaped kernel* is the bound, for weights that move slowly. For
     dense layers and 1x1 convolutions of stride 1 without groups that is the layer's norm.
@@ -86,6 +88,11 @@ class Miyato(Method):
         check_count(1, power_iterations=self.power_iterations)
 
     @property
+    def reparametrizes(self) -> bool:
+        """Layers compute with other weights than their own."""
+        return True
+
+    @property
     def divides(self) -> bool:
         """Every process computes with normalized weights."""
         return False
@@ -111,9 +118,11 @@ class Miyato(Method):
 
         Raises:
             OutsideDomain: The layer is of another kind.
+            ValueError: Its weights are not finite.
         """
         require("Miyato", module, why_not_plain(module, *WEIGHTED))
-        return matrix_norm(reshaped_kernel(sole_module(module)).detach())
+        kernel = reshaped_kernel(sole_module(module)).detach()
+        return finite_estimate("Miyato", module, matrix_norm(kernel))
 
 
 @final
@@ -165,8 +174,9 @@ class _Normalizer(Keeper):
                 held.load(states[name])
 
     def stop(self) -> None:
-        while self._held:
-            self._held.popitem()[1].remove()
+        # The last one scales a weight that several layers share: it has to be within all bounds.
+        for name in sorted(self._held, key=lambda name: -self._held[name].bound):
+            self._held.pop(name).remove()
 
 
 def _require_a_direction(name: str, layer: FoundLayer) -> None:

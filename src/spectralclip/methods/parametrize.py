@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, final
+from typing import ClassVar, TypeVar, final
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
 from spectralclip._affine import Layer, as_shape, plain_numerics
+from spectralclip._explicit import is_plain
 from spectralclip._layers import FoundLayer
 from spectralclip._sharing import Sharing
+from spectralclip._slots import BatchNorm
 from spectralclip._svds import spectral_norm
-from spectralclip._train import Keeper, Method, warn
-from spectralclip.methods._domain import OutsideDomain, sole_module
+from spectralclip._train import Keeper, Method
+from spectralclip.methods._bare import scales_with
+from spectralclip.methods._domain import (
+    WEIGHTED,
+    OutsideDomain,
+    affine_only,
+    finite_estimate,
+    sole_module,
+)
+from spectralclip.methods._parametrized import ParametrizedLayers
 from spectralclip.methods._settings import check_count, check_positive
 from spectralclip.methods._stated import Promise
 from spectralclip.methods._true_norm import TrueNorm
@@ -37,7 +46,8 @@ class Parametrize(Method):
     where torch's own divides small norms too.
 
     *Domain.* Every affine layer that is linear in a parameter named `weight`, except for batch
-    norms and embeddings: dense layers, convolutions, transposed ones, and your own.
+    norms and embeddings: dense layers, convolutions, transposed ones, and your own. Others are
+    left alone.
 
     *Promise.* The norm is within the bound up to what the tracked sigma misses, which is below a
     percent in training and 1e-3 after `remove()`; `finalize(certify=True)` leaves plain layers
@@ -79,82 +89,44 @@ class Parametrize(Method):
         check_count(0, check_every=self.check_every)
 
     @property
+    def reparametrizes(self) -> bool:
+        """Layers compute with other weights than their own."""
+        return True
+
+    @property
     def divides(self) -> bool:
         """Every process has to parametrize every layer."""
         return False
 
     def takes(self, layer: FoundLayer) -> bool:
-        """Layers with a weight of their own, apart from batch norms and embeddings."""
+        """Layers that are linear in a weight of their own; no batch norms or embeddings."""
         module = sole_module(layer)
         if module is None or not super().takes(layer):
             return False
-        return isinstance(module._parameters.get("weight"), nn.Parameter)
+        if not isinstance(module._parameters.get("weight"), nn.Parameter):
+            return False
+        return is_plain(module, *WEIGHTED) or scales_with(module, layer.in_shapes[0], "weight")
 
     def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
         """Parametrize the layers, apart from frozen ones; what is above its bound is scaled."""
-        made: dict[str, tuple[nn.Module, TrueNorm]] = {}
-        for name, layer in sharing.mine().items():
-            if sharing.moves(name):
-                module = layer.modules[0]
-                norm = TrueNorm(module, layer.in_shapes, "weight", bounds[name], seed)
-                norm.iterations = self.iterations
-                made[name] = module, norm
-        for module, norm in made.values():
-            parametrize.register_parametrization(module, "weight", norm)
-        return _Parametrized(self, {name: norm for name, (_, norm) in made.items()})
+        moving = {name: bound for name, bound in bounds.items() if sharing.moves(name)}
+        made = ParametrizedLayers(sharing.mine(), self.iterations, self.check_every, seed)
+        made.take_up(moving)
+        return made
 
     @staticmethod
     def estimate(
         module: Layer, in_shape: Sequence[int], *, generator: torch.Generator | None = None
     ) -> float:
-        """The norm of the layer, to 1e-3."""
-        return float(spectral_norm(module, in_shape, generator=generator))
+        """The norm of the layer, to 1e-3.
 
-
-@final
-class _Parametrized(Keeper):
-    """The parametrized layers of one model."""
-
-    def __init__(self, method: Parametrize, norms: Mapping[str, TrueNorm]) -> None:
-        self._method, self._made = method, dict(norms)
-        self._lost: set[str] = set()
-
-    @property
-    def applications(self) -> int:
-        """Vectors sent through layers so far."""
-        return sum(norm.applications for norm in self._made.values())
-
-    def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
-        every = self._method.check_every
-        for name, bound in bounds.items():
-            if name not in self._made:
-                continue
-            norm = self._made[name]
-            norm.max_norm = bound
-            norm.refresh()
-            if math.isfinite(norm.norm()):
-                self._lost.discard(name)
-                if every and step % every == 0:
-                    norm.search()
-            elif name not in self._lost:
-                self._lost.add(name)
-                warn(f"Layer {name!r} has weights that are NaN or infinite: restore them.")
-
-    def norms(self) -> dict[str, float]:
-        return {name: norm.norm() for name, norm in self._made.items()}
-
-    def layer_states(self) -> dict[str, Any]:
-        """The bounds: all else is in the buffers of the model."""
-        return {name: {"bound": norm.max_norm} for name, norm in self._made.items()}
-
-    def load_layer_states(self, states: Mapping[str, Any]) -> None:
-        for name, state in states.items():
-            if name in self._made:
-                self._made[name].max_norm = float(state["bound"])
-
-    def stop(self) -> None:
-        for name, norm in self._made.items():
-            norm.remove_(search=name not in self._lost)
+        Raises:
+            OutsideDomain: The layer is not affine.
+            ValueError: Its weights are not finite.
+        """
+        with affine_only("Parametrize", module):
+            norm = float(spectral_norm(module, in_shape, generator=generator))
+        return finite_estimate("Parametrize", module, norm)
 
 
 @plain_numerics()
@@ -177,7 +149,7 @@ def true_spectral_norm(
         The module itself.
 
     Raises:
-        OutsideDomain: The layer has no weight, or is not linear in it alone.
+        OutsideDomain: The layer has no weight, is not linear in it alone, or is a batch norm.
 
     Example:
         >>> import torch
@@ -193,6 +165,9 @@ def true_spectral_norm(
     if not isinstance(getattr(module, "_parameters", {}).get("weight"), nn.Parameter):
         why = "it needs a parameter 'weight' of the module's own, without a parametrization"
         raise OutsideDomain("true_spectral_norm", module, why)
+    if isinstance(module, BatchNorm):
+        why = "its norm depends on the running variance, which moves while the weight is at rest"
+        raise OutsideDomain("true_spectral_norm", module, why, "ClipBatchNorm holds batch norms.")
     norm = TrueNorm(module, [as_shape(in_shape)], "weight", float(max_norm), seed)
     norm.iterations = iterations
     parametrize.register_parametrization(module, "weight", norm)

@@ -7,24 +7,17 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from spectralclip._affine import Layer, Shape
 from spectralclip._layers import FoundLayer
 from spectralclip._sharing import Sharing
-from spectralclip._slots import CONVS
 from spectralclip._train import Keeper, Method
-from spectralclip.methods._circulant import Rounds, Torus, kernel_of, why_not_circulant
-from spectralclip.methods._domain import DENSE, require, sole_module
+from spectralclip.methods._circulant import Torus, kernel_of, loses_no_tap, why_not_circulant
+from spectralclip.methods._domain import finite_estimate, require, sole_module
+from spectralclip.methods._rounds import Rounds
 from spectralclip.methods._settings import check_count
 from spectralclip.methods._stated import Promise
-
-
-def _loses_no_tap(module: nn.Module) -> bool:
-    """Whether clipping leaves no taps to be cut off, nor anything at the borders."""
-    if not isinstance(module, CONVS):
-        return isinstance(module, DENSE)
-    return set(module.kernel_size) == {1} and module.padding_mode == "zeros"
 
 
 @final
@@ -80,7 +73,7 @@ class Sedghi(Method):
     every: int = 100
     projections: int = 1
     promises: ClassVar[tuple[Promise, ...]] = (
-        Promise(slack=1e-5, covers=_loses_no_tap, settings={"every": 1}),
+        Promise(slack=1e-5, covers=loses_no_tap, settings={"every": 1}),
     )
 
     def __post_init__(self) -> None:
@@ -113,13 +106,14 @@ class Sedghi(Method):
             generator: Not used: nothing here is random.
 
         Returns:
-            The norm; exact for circular padding that keeps the size. NaN for weights that are not
-            finite.
+            The norm; exact for circular padding that keeps the size.
 
         Raises:
             OutsideDomain: The layer has a stride, groups or dilation, is larger than the image, or
                 is of another type.
+            ValueError: Its weights are not finite.
         """
         require("Sedghi", module, why_not_circulant(module, in_shape, strides=False))
         sole = sole_module(module)
-        return Torus.of(sole, in_shape).norm(kernel_of(sole))
+        norm = Torus.of(sole, in_shape).norm(kernel_of(sole))
+        return finite_estimate("Sedghi", module, norm)

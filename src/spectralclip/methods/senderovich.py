@@ -7,25 +7,17 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from spectralclip._affine import Layer, Shape
 from spectralclip._layers import FoundLayer
 from spectralclip._sharing import Sharing
-from spectralclip._slots import CONVS
 from spectralclip._train import Keeper, Method
-from spectralclip.methods._circulant import Rounds, Torus, kernel_of, why_not_circulant
-from spectralclip.methods._domain import DENSE, require, sole_module
+from spectralclip.methods._circulant import Torus, kernel_of, loses_no_tap, why_not_circulant
+from spectralclip.methods._domain import finite_estimate, require, sole_module
+from spectralclip.methods._rounds import Rounds
 from spectralclip.methods._settings import check_count
 from spectralclip.methods._stated import Promise
-
-
-def _loses_no_tap(module: nn.Module) -> bool:
-    """Whether windows do not overlap: symbols are constant, and no tap is cut off."""
-    if not isinstance(module, CONVS):
-        return isinstance(module, DENSE)
-    apart = all(k <= s for k, s in zip(module.kernel_size, module.stride, strict=True))
-    return apart and module.padding_mode == "zeros"
 
 
 @final
@@ -88,7 +80,7 @@ class Senderovich(Method):
     every: int = 100
     tt_rank: int | None = None
     promises: ClassVar[tuple[Promise, ...]] = (
-        Promise(slack=1e-5, covers=_loses_no_tap, settings={"every": 1}),
+        Promise(slack=1e-5, covers=loses_no_tap, settings={"every": 1}),
     )
 
     def __post_init__(self) -> None:
@@ -130,15 +122,17 @@ class Senderovich(Method):
 
         Returns:
             The norm; exact for circular padding with an output of the input's side divided by
-            the stride. NaN for weights that are not finite.
+            the stride.
 
         Raises:
             OutsideDomain: The layer has groups or dilation, is larger than the image, or is of
                 another type.
+            ValueError: Its weights are not finite.
         """
         require("Senderovich", module, why_not_circulant(module, in_shape, strides=True))
         sole = sole_module(module)
-        return Torus.of(sole, in_shape).norm(kernel_of(sole))
+        norm = Torus.of(sole, in_shape).norm(kernel_of(sole))
+        return finite_estimate("Senderovich", module, norm)
 
 
 def tensor_train(kernel: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:

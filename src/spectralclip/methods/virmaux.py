@@ -17,6 +17,7 @@ from spectralclip._operator import as_operator
 from spectralclip._sharing import Sharing
 from spectralclip._train import Keeper, Method, warn
 from spectralclip.methods._deflation import ITERATIONS, TOL, virmaux_svds
+from spectralclip.methods._domain import finite_estimate
 from spectralclip.methods._power import (
     MOST_ITERATIONS,
     SETTLED,
@@ -24,8 +25,6 @@ from spectralclip.methods._power import (
     random_start,
 )
 from spectralclip.methods._settings import check_count, check_positive
-
-__all__ = ["Virmaux", "virmaux_svds"]
 
 
 @final
@@ -44,7 +43,8 @@ class Virmaux(Method):
     It is a way to look, and the authors train nothing with it. Attached, it watches: every
     `every` steps `norms()` is measured anew, from the vector of the last look. No weight moves.
 
-    *Domain*: every layer that is affine, of any kind, and any composition.
+    *Domain*: `estimate` and `virmaux_svds` take every layer that is affine, of any kind, and any
+    composition. Attached, it leaves batch norms and embeddings out.
 
     *Promise*: the estimates tend to the true values from below, and are within 1e-3 after enough
     iterations. Nothing holds the norms.
@@ -106,12 +106,13 @@ class Virmaux(Method):
 
         Raises:
             OutsideDomain: The layer is not affine.
+            ValueError: Its weights are not finite.
         """
         most, tol = MOST_ITERATIONS, SETTLED
         if power_iterations is not None:
             most, tol = power_iterations, TOL
         found = virmaux_svds(module, in_shape, power_iterations=most, tol=tol, generator=generator)
-        return float(found.S[0])
+        return finite_estimate("Virmaux", module, float(found.S[0]))
 
 
 @final

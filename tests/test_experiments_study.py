@@ -1,0 +1,102 @@
+"""The whole study: all of it at the smoke scale, and the first steps at the scale of the paper."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments import data as datasets
+from experiments import registry
+from experiments.__main__ import main
+from experiments.experiment import Cell, Context
+from experiments.store import Store
+from experiments.training import TrainConfig
+from experiments.training import run as training_run
+
+NAMES = [
+    "figure_circulant_error",
+    "figure_compensation",
+    "figure_concat",
+    "figure_layer_norms",
+    "figure_powerqr_time",
+    "figure_simple_clip",
+    "table_batchnorm",
+    "table_dla",
+    "table_resnet",
+]
+FIRST_STEPS = 2
+
+
+def test_every_figure_and_table_is_there() -> None:
+    assert sorted(registry.find()) == NAMES
+
+
+def test_the_smoke_scale_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs no data folder, and its numbers decide nothing."""
+    monkeypatch.delenv("SPECTRALCLIP_DATA", raising=False)
+    results = tmp_path / "results"
+    assert main(["run", "all", "--workers", "2", "--results", str(results)]) == 0
+    store = Store(results)
+    for name, experiment in registry.find().items():
+        assert len(store.records(name, "smoke")) == len(experiment.cells("smoke"))
+    assert main(["report", "--results", str(results)]) == 0
+    page = (results / "index.html").read_text()
+    text = (results / "index.md").read_text()
+    for experiment in registry.find().values():
+        assert experiment.title in text and experiment.title in page
+    assert not re.findall(r"(?:src|href)=\"https?:", page.partition("<body")[0])
+    verdicts = [
+        claim.judge([r for used in (name, *one.uses) for r in store.records(used, "smoke")]).kind
+        for name, one in registry.find().items()
+        if name.startswith("table")
+        for claim in one.claims
+    ]
+    assert set(verdicts) == {"not at this scale"}
+    # What is finished is never repeated.
+    assert main(["run", "table_dla", "--results", str(results)]) == 0
+
+
+class _Enough(Exception):
+    """The first steps are done."""
+
+
+def _one_of_each_kind() -> Iterator[Cell]:
+    """Of each experiment, network and data set at the paper's scale one run, of many methods."""
+    for experiment in registry.find().values():
+        kinds: dict[tuple[object, ...], list[Cell]] = {}
+        for cell in experiment.cells("paper"):
+            if "model" in cell.config and cell.config["seed"] == 0:
+                keys = ("model", "dataset", "batch_norm", "setting")
+                kinds.setdefault(tuple(cell.config[key] for key in keys), []).append(cell)
+        for index, cells in enumerate(kinds.values(), 1):
+            yield cells[index % len(cells)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", list(_one_of_each_kind()), ids=lambda cell: cell.id)
+def test_the_first_steps_at_the_scale_of_the_paper(
+    cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = TrainConfig.of(cell.config)
+    assert config.train_images is None and config.test_images is None
+    assert config.width == 64 and config.epochs >= 120
+    stand_in = {"mnist": "digits", "cifar10": "synthetic"}[config.dataset]
+    images = datasets.load(stand_in)
+    monkeypatch.setattr(training_run.datasets, "load", lambda name, folder: images)
+    steps = 0
+
+    def say(share: float, words: str) -> None:
+        nonlocal steps
+        steps += words == "training"
+        if steps == FIRST_STEPS:
+            raise _Enough
+
+    experiment = registry.find()[cell.experiment]
+    context = Context(None, tmp_path, threads=1, say=say)
+    torch.manual_seed(0)
+    with pytest.raises(_Enough):
+        experiment.run(cell.config, context)
