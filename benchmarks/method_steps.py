@@ -21,7 +21,7 @@ from benchmarks.training_models import resnet18, seeded
 from spectralclip import Attachment, Method, attach
 
 NONE = "none"
-ROUNDS = 5
+ROUNDS = 3
 # Beside the methods with their defaults; other settings multiply the same work.
 FURTHER = {
     "delattre, penalty": Variant("delattre", {"use": "penalty"}),

@@ -55,6 +55,10 @@ backward pass and the work of the method. *Over the plain step*: each step is co
 one just before it, and the median of these ratios is shown; that of `none` itself tells how far to
 trust them. *Clip* is a step at which the method clips, where it does not each time; *all in all*
 has those in their share.
+
+These are the first steps of a new network, all of whose layers are above their bound. A method that
+works where need be, as SpectralClip, works hardest there; in the course of a training it takes the
+share of a step that [its own page](training.md) has.
 """
 
 

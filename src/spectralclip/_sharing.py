@@ -73,6 +73,11 @@ class Alone(Sharing):
         if momentum is not None:
             strip(momentum)
 
+    def forget(self, parameter: Tensor) -> None:
+        """Drop all that the optimizer remembers of a parameter, whose shape has changed."""
+        if self._optimizer is not None:
+            self._optimizer.state.pop(parameter, None)
+
     def carry_out(
         self, work: Callable[[], dict[str, Any]], label: str = "a step"
     ) -> dict[str, Any]:

@@ -192,9 +192,8 @@ class _Swaps(Keeper):
                 self._swap(name, float(state["bound"]))
 
     def stop(self) -> None:
-        # It is always alone, as the work is not divided.
-        optimizer = self._sharing._optimizer if isinstance(self._sharing, Alone) else None
         for swapped in self._swapped.values():
-            if swapped.export_() and optimizer is not None:
-                # Averages of the old shape would break its next step: it begins anew.
-                optimizer.state.pop(swapped.module.weight, None)
+            # Averages of the old shape would break the optimizer's next step: it begins anew. As
+            # the work is not divided, each process is alone with it.
+            if swapped.export_() and isinstance(self._sharing, Alone):
+                self._sharing.forget(swapped.module.weight)
