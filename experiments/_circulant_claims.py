@@ -9,7 +9,7 @@ from experiments._circulant_errors import CIRCULANT, GRAM, PADDINGS, Error, comp
 from experiments.experiment import Claim, Record, Verdict
 
 EXACT = 1e-4
-RULE = verdicts.RULE.replace("over seeds", "over filters")
+RULE = "By the rule for comparisons, over filters in place of seeds."
 
 
 def _slopes(found: Sequence[Error], place: Callable[[Error], float]) -> list[float]:

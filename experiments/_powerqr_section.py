@@ -139,7 +139,7 @@ _PEACE = (
     f"Runs that had other cells beside them, or less than {100 * OWN_CORE:.0f} % of a core, do not "
     "count. "
 )
-_RULE = _PEACE + verdicts.RULE
+_RULE = _PEACE + "By the rule for comparisons."
 _WHERE = "Section 3.1 and Appendix C.2"
 CLAIMS = (
     Claim(

@@ -194,13 +194,14 @@ CLAIMS = (
     Claim(
         "As the target gets smaller, the norm of the batch norm becomes larger.",
         "Section 2.4 and Figure (a) on compensation",
-        f"{_POWER} The number is -p of the batch norm. {verdicts.RULE}",
+        f"{_POWER} The number is -p of the batch norm. By the rule for comparisons.",
         _judge_powers(("-p of the batch norm", "bn", lambda p: -p)),
     ),
     Claim(
         "Meanwhile the norm of both together falls, but slightly.",
         "Figure (a) on compensation",
-        f"{_POWER} The numbers are p of both together, and {SLIGHTLY:g} - p. {verdicts.RULE}",
+        f"{_POWER} The numbers are p of both together, and {SLIGHTLY:g} - p. By the rule for "
+        "comparisons.",
         _judge_powers(
             ("p of both together", "conv+bn", lambda p: p),
             (f"{SLIGHTLY:g} - p of both together", "conv+bn", lambda p: SLIGHTLY - p),
@@ -212,7 +213,7 @@ CLAIMS = (
         "Section 3.2.2 and Figure (b) on compensation",
         f"For {NAMES[PAPERS]} on CIFAR-10, seed by seed: the logarithm of the largest quotient, "
         "over the layers after the last epoch, of the true norm of both together and "
-        f"{MUCH:g} times that of the convolution. {verdicts.RULE}",
+        f"{MUCH:g} times that of the convolution. By the rule for comparisons.",
         _much_larger,
     ),
 )
