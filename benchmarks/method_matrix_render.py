@@ -22,8 +22,8 @@ and settings, {seconds:.0f} s on one thread. Versions: torch {torch}, NumPy {num
 Each layer stands alone, with 4 channels on 6x6 images unless it says otherwise, and is scaled to
 a norm of 3, where its bound is 1. A method is attached and trained beside, with gradients that
 hardly move the layer, until the true norm is within {reached} of the bound, for {steps} steps at
-most, or for as many as its promise asks for; then it is removed. *The number is the true norm that is left*, over the bound, from the
-layer's dense matrix in float64.
+most, or for as many as its promise asks for; then it is removed. *The number is the true norm that
+is left*, over the bound, from the layer's dense matrix in float64.
 
 | sign | meaning |
 | --- | --- |
