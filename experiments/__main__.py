@@ -84,7 +84,11 @@ def run(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", envvar="SPECTRALCLIP_DATA", help="With the data sets."),
+        typer.Option(
+            metavar="FOLDER",
+            envvar="SPECTRALCLIP_DATA",
+            help="With the data sets, into which missing ones are downloaded: by default ./data.",
+        ),
     ] = None,
     results: Results = None,
     only: Annotated[
@@ -99,18 +103,20 @@ def run(
 ) -> None:
     """Do the runs of experiments that are not finished yet."""
     wanted: Scale = scale.value
-    if data is not None and not data.is_dir():
-        raise Problem(f"--data: expected a folder with data sets, got {data}: there is none.")
+    folder = datasets.data_folder(data)
+    if folder.exists() and not folder.is_dir():
+        raise Problem(f"--data: expected a folder for data sets, got {folder}: it is a file.")
     cells = _chosen(registry.cells(names, wanted, context.obj), only or [])
     store = Store(results or default_folder(wanted))
     store.require_writable()
-    _require_data([cell for cell in cells if not store.finished(cell)], data)
+    # Once, and not in each process.
+    missing = [cell for cell in cells if not store.finished(cell)]
+    datasets.fetch((cell.config for cell in missing), folder)
 
     def task(cell: Cell) -> Task:
         # Other processes may have another working folder.
         scratch, log = store.scratch(cell).absolute(), store.log(cell).absolute()
-        folder = None if data is None else data.absolute()
-        return Task(context.obj, cell, folder, scratch, log, threads, device)
+        return Task(context.obj, cell, folder.absolute(), scratch, log, threads, device)
 
     by = _engine(engine, workers, threads, device)
     with display(len(cells)) as shown:
@@ -120,18 +126,14 @@ def run(
         raise typer.Exit(FAILED)
 
 
-def _require_data(cells: Sequence[Cell], folder: Path | None) -> None:
-    """See that the data sets are there, once and not in each process; fetch what is missing."""
-    named = {str(cell.config.get("dataset")) for cell in cells}
-    for name in sorted(named.intersection(datasets.NAMES)):
-        datasets.load(name, folder, download=True)
-
-
 @app.command()
 def report(
     results: Results = None,
     scale: Annotated[
-        Scales | None, typer.Option(help="Only of this scale; by default of all there are.")
+        Scales | None,
+        typer.Option(
+            help="Of this scale; by default, of each experiment, that of which most is there."
+        ),
     ] = None,
 ) -> None:
     """Make the pages of the report from the results."""
@@ -184,7 +186,7 @@ def _chosen(cells: list[Cell], patterns: Sequence[str]) -> list[Cell]:
 def _engine(kind: Engines, workers: int | None, threads: int, device: str) -> Engine:
     if kind is Engines.ray:
         return RayEngine(workers, threads, device)
-    return LocalEngine(workers, threads)
+    return LocalEngine(workers, threads, device)
 
 
 def _tell(summary: schedule.Summary, store: Store) -> None:

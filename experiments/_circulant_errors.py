@@ -56,10 +56,14 @@ def errors(records: Sequence[Record]) -> Iterator[Error]:
 
 
 def complete(records: Sequence[Record]) -> list[Error]:
-    """The errors of those filters that were measured with all kernels and channels."""
+    """The errors of those filters that were measured with all kernels and channels of any filter.
+
+    A mean over filters, of which some lack the most channels, would be one of two populations.
+    """
     found = list(errors(records))
     measured: dict[int, set[tuple[int, int]]] = {}
     for error in found:
         measured.setdefault(error.index, set()).add((error.kernel, error.channels))
-    wanted = set(product(KERNELS, CHANNELS))
+    channels = {*CHANNELS, *(error.channels for error in found)}
+    wanted = set(product(KERNELS, channels))
     return [error for error in found if wanted <= measured[error.index]]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from experiments import _charts
 from experiments._circulant_errors import CIRCULANT, GRAM, PADDINGS, Error, errors
 from experiments.experiment import Chart, Record, Section, Table
+from experiments.statistics import summary
 
 
 def section(records: Sequence[Record]) -> Section:
@@ -16,8 +17,9 @@ def section(records: Sequence[Record]) -> Section:
         return Section(["No runs yet."])
     filters = len({error.index for error in found})
     side = records[0].config["side"]
-    said = f"{filters} filters with taps from N(0, 1), images of {side} x {side}, as many channels"
-    said += f" in as out; scale: {records[0].scale}. Lines are means, bands what the filters span."
+    taken = f"{filters} filters with taps from N(0, 1), each a seed of its own, images of {side} x "
+    taken += f"{side}, as many channels in as out; scale: {records[0].scale}."
+    said = f"{taken} Lines are means, bands what the filters span."
     residual = max(record.result["largest_residual"] for record in records)
     truth = (
         "The paper says that the norm of the circulant matrix is exact for circular padding "
@@ -27,7 +29,7 @@ def section(records: Sequence[Record]) -> Section:
         "The true norms are computed by ARPACK on the layer's own forward and backward, and their "
         f"Rayleigh quotients in float64; the largest relative residual is {residual:.1e}."
     )
-    return Section([truth, _by_kernel(found, said), _by_stride(found, said), _table(found)])
+    return Section([truth, _by_kernel(found, said), _by_stride(found, said), _table(found, taken)])
 
 
 def _means(found: Sequence[Error], name: str, title: Callable[[Error], str]) -> list[_charts.Row]:
@@ -93,7 +95,7 @@ def _by_stride(found: Sequence[Error], said: str) -> Chart:
     )
 
 
-def _table(found: Sequence[Error]) -> Table:
+def _table(found: Sequence[Error], taken: str) -> Table:
     most = max(e.channels for e in found)
     columns = [(estimate, stride) for stride in (1, 2) for estimate in (CIRCULANT, GRAM)]
     rows = []
@@ -105,7 +107,10 @@ def _table(found: Sequence[Error]) -> Table:
             ]
             rows.append([f"{kernel} x {kernel}", padding, *cells])
     header = ["kernel", "padding", *(f"{e.split(' (')[0]}, stride {s}" for e, s in columns)]
-    caption = f"Mean absolute error at {most} channels, and in brackets its share of the norm."
+    caption = (
+        f"Absolute error at {most} channels, mean and standard deviation over filters, and in "
+        f"brackets its mean share of the norm. {taken}"
+    )
     return Table(header, rows, caption)
 
 
@@ -122,6 +127,7 @@ def _at(e: Error, kernel: int, channels: int, padding: str, stride: int, estimat
 def _mean(found: Sequence[Error]) -> str:
     if not found:
         return "–"
-    absolute = sum(e.error for e in found) / len(found)
-    relative = sum(e.error / e.true for e in found) / len(found)
-    return f"{absolute:.2g} ({100 * relative:.2g} %)"
+    absolute = summary([e.error for e in found])
+    spread = "" if absolute.std is None else f" ± {absolute.std:.1g}"
+    relative = summary([e.error / e.true for e in found]).mean
+    return f"{absolute.mean:.2g}{spread} ({100 * relative:.2g} %)"

@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 
 from experiments import verdicts
 from experiments._resnet_runs import CLAMPED, CONCAT, PLAIN, accuracy, compositions, largest, of
+from experiments._settling import CORRECT, off, unless_still_falling
 from experiments._settling import RULE as SETTLING
-from experiments._settling import unless_still_falling
 from experiments.accuracy_grid import method_name
 from experiments.experiment import Claim, Record, Verdict
 
-CORRECT = 1.1  # as in the figure of the small network
 SAME = 0.02  # two training accuracies that differ by no more follow the same path
 
 
@@ -30,11 +29,11 @@ def _by_seed(
 
 
 def _clips_convolutions(records: Sequence[Record]) -> Verdict:
-    found = _by_seed(records, CONCAT, lambda r: math.log(CORRECT / largest(r, 0)))
-    name = f"{CORRECT:g} over the largest norm of a convolution"
+    found = _by_seed(records, CONCAT, lambda r: math.log(CORRECT / off(largest(r, 0))))
+    name = f"{CORRECT:g} over the factor by which the largest norm of a convolution is off"
     verdict = verdicts.judge([verdicts.Question(name, list(found.values()), unit="factor")])
     paths = [
-        [largest(record, 0, epoch) for epoch in range(len(record.result["epochs"]))]
+        [off(largest(record, 0, epoch)) for epoch in range(len(record.result["epochs"]))]
         for record in of(records, CONCAT)
     ]
     return unless_still_falling(verdict, paths)
@@ -107,8 +106,9 @@ CLAIMS = (
     Claim(
         "FastClip-concat clips the convolutions to 1.",
         _WHERE,
-        f"Seed by seed, the logarithm of {CORRECT:g} over the largest true norm of a convolution "
-        f"after the last epoch. By the rule for comparisons. {SETTLING}",
+        f"Seed by seed, the logarithm of {CORRECT:g} over the factor by which the largest true "
+        "norm of a convolution is off the target after the last epoch, above or below. By the rule "
+        f"for comparisons. {SETTLING}",
         _clips_convolutions,
     ),
     Claim(

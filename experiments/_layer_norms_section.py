@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.accuracy_claims import Column, select_column
+from experiments import _step_times
+from experiments._stopwatch import peace
+from experiments.accuracy_claims import Column, as_run, select_column
 from experiments.accuracy_grid import METHODS, method_name
 from experiments.experiment import Chart, Record, Table
 from experiments.report import conditions
-from experiments.statistics import summary
+from experiments.statistics import Summary, summary
 
 MISSING = "–"
 CLOSE = 0.1  # from the target, to count as close to it
@@ -26,28 +28,32 @@ COLORS = {
 
 def norms(record: Record) -> dict[str, float]:
     """The true norms at the end of training, by layer."""
-    found = record.result.get("norms") or {}
-    return {name: float(value) for name, value in found.items() if value is not None}
+    return _numbers(record.result.get("norms"))
 
 
 def distances(record: Record) -> list[float]:
     """How far each layer's norm is from the target."""
+    return _distances(record, norms(record))
+
+
+def distances_by_epoch(record: Record) -> list[list[float]]:
+    """The same after each epoch, where norms were taken."""
+    found = [_distances(record, _numbers(e.get("norms"))) for e in record.result.get("epochs", [])]
+    return [one for one in found if one]
+
+
+def _distances(record: Record, found: Mapping[str, float]) -> list[float]:
     target = float(record.config.get("max_norm", 1.0))
-    return [abs(value - target) for value in norms(record).values()]
+    return [abs(value - target) for value in found.values()]
 
 
-def times(records: Sequence[Record], column: Column, method: str) -> dict[tuple[int, int], float]:
-    """Seconds of training by seed and epoch."""
-    found: dict[tuple[int, int], float] = {}
-    for record in select_column(records, column, method):
-        timing = record.run.get("timing") or {}
-        for epoch, seconds in enumerate(timing.get("epochs") or ()):
-            found[int(record.config["seed"]), epoch] = float(seconds)
-    return found
+def _numbers(found: Mapping[str, float | None] | None) -> dict[str, float]:
+    return {name: float(value) for name, value in (found or {}).items() if value is not None}
 
 
 def norm_chart(records: Sequence[Record], columns: Sequence[Column]) -> Chart:
     """Norms by layer, one panel a column, one line a method; means over seeds."""
+    columns = as_run(records, columns)
     rows = [
         row
         for column in columns
@@ -71,42 +77,55 @@ def norm_chart(records: Sequence[Record], columns: Sequence[Column]) -> Chart:
 
 
 def precision_table(records: Sequence[Record], column: Column) -> Table:
-    """How close to the target each method holds the layers, and how long an epoch takes."""
-    header = (
-        *("method", "largest norm", "smallest norm", "mean distance from 1"),
-        *("layers within 10 %", "seconds an epoch", "times that of none"),
+    """How close to the target each method holds the layers."""
+    (column,) = as_run(records, [column])
+    header = ("method", "largest norm", "smallest norm", "mean distance from 1", "within 10 %")
+    rows = [_precision_row(records, column, method) for method in METHODS]
+    caption = (
+        f"{column}: norms at the end of training, mean and standard deviation over seeds, and the "
+        f"share of layers within 10 % of 1. {conditions(_of(records, [column]))}"
     )
-    plain = summary([*times(records, column, "none").values()])
-    rows = [_precision_row(records, column, method, plain.mean) for method in METHODS]
-    caption = f"{column}. {conditions(_of(records, [column]))} Norms are at the end of training."
     return Table(header, rows, caption)
 
 
-def growth_table(records: Sequence[Record], smaller: Column, larger: Column) -> Table:
-    """How much longer an epoch takes on the larger model, method by method."""
+def time_table(records: Sequence[Record]) -> Table:
+    """How long a step takes with each method, and how that grows with the network."""
+    found = _step_times.timed(records)
+    columns = as_run(found, _step_times.COLUMNS)
+    smaller, larger = _step_times.RESNET_CIFAR, _step_times.DLA_CIFAR
     rows = []
     for method in METHODS:
-        first = summary([*times(records, smaller, method).values()])
-        second = summary([*times(records, larger, method).values()])
-        factor = second.mean / first.mean if first.count and second.count else None
-        written = MISSING if factor is None else f"× {factor:.2f}"
-        rows.append([method_name(method), _spread(first), _spread(second), written])
-    header = ("method", f"seconds: {smaller}", f"seconds: {larger}", "growth")
-    caption = (
-        "Seconds of training an epoch, mean and standard deviation over epochs and seeds. "
-        f"{conditions(_of(records, [smaller, larger]))}"
+        cells = []
+        for column in columns:
+            ours = _step_times.mean(found, column, method)
+            cells += [_spread(ours), _ratio(ours, _step_times.mean(found, column, "none"))]
+        small, large = (_step_times.mean(found, one, method) for one in (smaller, larger))
+        rows.append([method_name(method), *cells, _ratio(large, small)])
+    header = ["method", *(w for c in columns for w in (f"seconds: {c}", "times none")), "growth"]
+    return Table(header, rows, _time_caption(found))
+
+
+def _time_caption(found: Sequence[Record]) -> str:
+    if not found:
+        return "Seconds of a training step: no runs."
+    configs = [record.config for record in found]
+    seeds = len({config["seed"] for config in configs})
+    widths = " or ".join(map(str, sorted({config["width"] for config in configs})))
+    batches = " or ".join(map(str, sorted({config["batch"] for config in configs})))
+    return (
+        f"Seconds of a training step by the clock on the wall, over {configs[0]['steps']} steps "
+        "after a few that do not count; mean and standard deviation over seeds. Growth is from "
+        f"ResNet-18 to DLA on CIFAR-10. Scale {found[0].scale}: width {widths}, "
+        f"batches of {batches}, {seeds} seed{'' if seeds == 1 else 's'}, {len(found)} runs, each "
+        "alone on the machine. "
+        f"{peace([record.run['timing'] for record in found])}"
     )
-    return Table(header, rows, caption)
 
 
-def _precision_row(
-    records: Sequence[Record], column: Column, method: str, plain: float
-) -> list[str]:
+def _precision_row(records: Sequence[Record], column: Column, method: str) -> list[str]:
     runs = [record for record in select_column(records, column, method) if norms(record)]
-    seconds = summary([*times(records, column, method).values()])
-    ratio = f"{seconds.mean / plain:.2f}" if seconds.count and plain > 0 else MISSING
     if not runs:
-        return [method_name(method), *[MISSING] * 4, _spread(seconds), ratio]
+        return [method_name(method), *[MISSING] * 4]
     close = [[one <= CLOSE for one in distances(record)] for record in runs]
     return [
         method_name(method),
@@ -114,12 +133,14 @@ def _precision_row(
         _spread(summary([min(norms(record).values()) for record in runs])),
         _spread(summary([summary(distances(record)).mean for record in runs])),
         f"{100 * summary([summary(one).mean for one in close]).mean:.0f} %",
-        _spread(seconds),
-        ratio,
     ]
 
 
-def _spread(found: Any) -> str:
+def _ratio(above: Summary, below: Summary) -> str:
+    return f"× {above.mean / below.mean:.2f}" if above.count and below.mean > 0 else MISSING
+
+
+def _spread(found: Summary) -> str:
     if not found.count:
         return MISSING
     return f"{found.mean:.3g}" + ("" if found.std is None else f" ± {found.std:.2g}")

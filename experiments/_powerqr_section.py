@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from experiments import _charts, statistics, verdicts
+from experiments._stopwatch import PEACE, in_peace, peace
 from experiments.experiment import Chart, Claim, Record, Section, Table, Verdict
 
 POWER_QR = "PowerQR"
@@ -17,7 +18,6 @@ NAMES = (REPEATED, DEFLATED, POWER_QR, OURS)
 COUNTS = (1, 2, 5, 10, 20, 50, 100)  # at the least
 FROM = 10  # the smallest k that a claim speaks of
 AHEAD = 2.0  # what we take "much more efficient" to mean, at the least
-OWN_CORE = 0.9  # less than this share of a core, and a time is not the method's own
 
 
 def section(records: Sequence[Record]) -> Section:
@@ -28,28 +28,18 @@ def section(records: Sequence[Record]) -> Section:
     width, side, steps = config["channels"], config["side"], config["iterations"]
     said = (
         f"A {config['kernel']}x{config['kernel']} convolution with {width} channels on "
-        f"{side} x {side} images, zero padding, {len(_seeds(records))} random kernels; {steps} "
-        f"iterations; scale: {records[0].scale}. Lines are means, bands what the kernels span."
+        f"{side} x {side} images, zero padding, {len(_seeds(records))} random kernels, one a seed; "
+        f"{steps} iterations; scale: {records[0].scale}."
     )
     text = (
         "The paper says that PowerQR with 100 iterations is dramatically more efficient than k "
         "successive runs of the power method as Virmaux and Scaman suggest, even if the deflation "
         "that these need is left out. Here both go through the layer's own forward and backward "
         f"on one thread of a CPU (the paper: an A40 GPU). `svds` is ours, with the better of the "
-        f"two errors as its tolerance. {_peace(records)}"
+        f"two errors as its tolerance. {peace([record.run['timing'] for record in records])}"
     )
     charts = [_chart(records, said, what) for what in ("seconds", "applications")]
-    return Section([text, *charts, _table(records)])
-
-
-def _peace(records: Sequence[Record]) -> str:
-    beside = [record.run["timing"]["cells_beside"] for record in records]
-    known = [count for count in beside if count is not None]
-    least = min(min(record.run["timing"]["core_shares"].values()) for record in records)
-    words = "It is not known whether other cells ran at the same time"
-    if known:
-        words = f"At most {max(known)} other cells ran at the same time"
-    return f"{words}; the measuring process had at least {100 * least:.0f} % of a core."
+    return Section([text, *charts, _table(records, said)])
 
 
 def _seeds(records: Sequence[Record]) -> set[int]:
@@ -78,37 +68,38 @@ def _chart(records: Sequence[Record], said: str, what: str) -> Chart:
     return Chart(
         f"powerqr-{what}",
         spec,
-        f"{shown} for the k largest singular values. {said}",
+        f"{shown} for the k largest singular values. {said} Lines are means, bands what the "
+        "kernels span.",
         f"{shown} over k on logarithmic axes, a line for each of {', '.join(NAMES)}.",
     )
 
 
-def _table(records: Sequence[Record]) -> Table:
+def _table(records: Sequence[Record], said: str) -> Table:
     rows = []
     for k in sorted({int(record.config["k"]) for record in records}):
         at = verdicts.select(records, k=k)
-        seconds = [_mean(at, name, "seconds") for name in NAMES]
-        counts = [_mean(at, name, "applications") for name in NAMES]
-        errors = [_mean(at, name, "errors") for name in NAMES[1:]]
-        cells = [f"{s:.3g} ({c:.0f})" for s, c in zip(seconds, counts, strict=True)]
+        counts = [_over_seeds(at, name, "applications").mean for name in NAMES]
+        errors = [_over_seeds(at, name, "errors").mean for name in NAMES[1:]]
+        seconds = [_written(_over_seeds(at, name, "seconds")) for name in NAMES]
+        cells = [f"{s} ({c:.0f})" for s, c in zip(seconds, counts, strict=True)]
         rows.append([str(k), *cells, " / ".join(f"{error:.1e}" for error in errors)])
     caption = (
-        "Mean seconds, in brackets the applications, and the largest relative errors of the last "
-        "three methods, against ARPACK in float64. Without deflation there is one value alone."
+        "Seconds, mean and standard deviation over seeds, in brackets the applications; and the "
+        "largest relative errors of the last three methods, against ARPACK in float64, mean over "
+        f"seeds. Without deflation there is one value alone. {said}"
     )
     return Table(["k", *NAMES, "errors"], rows, caption)
 
 
-def _mean(records: Sequence[Record], name: str, what: str) -> float:
-    return statistics.summary([_measured(record, name, what) for record in records]).mean
+def _over_seeds(records: Sequence[Record], name: str, what: str) -> statistics.Summary:
+    return statistics.summary([_measured(record, name, what) for record in records])
+
+
+def _written(found: statistics.Summary) -> str:
+    return f"{found.mean:.3g}" + ("" if found.std is None else f" ± {found.std:.1g}")
 
 
 # --- The claims ---------------------------------------------------------------------------
-
-
-def _in_peace(record: Record) -> bool:
-    timing = record.run["timing"]
-    return not timing["cells_beside"] and min(timing["core_shares"].values()) >= OWN_CORE
 
 
 def _faster(
@@ -117,7 +108,7 @@ def _faster(
     """Judges whether `fast` takes less than a share of the time of each of `slow`."""
 
     def judge(records: Sequence[Record]) -> Verdict:
-        quiet = [record for record in records if _in_peace(record)]
+        quiet = [record for record in records if in_peace(record.run["timing"])]
         counts = sorted({*COUNTS, *(int(r.config["k"]) for r in records)})
         questions = []
         for k in (count for count in counts if count >= least):
@@ -135,11 +126,7 @@ def _faster(
     return judge
 
 
-_PEACE = (
-    f"Runs that had other cells beside them, or less than {100 * OWN_CORE:.0f} % of a core, do not "
-    "count. "
-)
-_RULE = _PEACE + "By the rule for comparisons."
+_RULE = f"{PEACE} By the rule for comparisons."
 _WHERE = "Section 3.1 and Appendix C.2"
 CLAIMS = (
     Claim(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from experiments._trained import trained
+from experiments.accuracy_grid import plain_method
 from experiments.experiment import Record
 
 PLAIN, CONCAT, CLAMPED, OURS = (
@@ -18,8 +20,8 @@ PARTS = ("convolution", "batch norm", "both together")
 
 
 def of(records: Sequence[Record], method: str) -> list[Record]:
-    """Runs of a method, whatever its settings."""
-    return [r for r in records if r.config["method"].partition(":")[0] == method]
+    """Runs of a method, whatever its settings, that came to their end."""
+    return [r for r in trained(records) if plain_method(r.config["method"]) == method]
 
 
 def compositions(record: Record) -> list[str]:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+OWN_CORE = 0.9  # less than this share of a core, and a time is not the method's own
+PEACE = (
+    f"Runs that had other cells beside them, or less than {100 * OWN_CORE:.0f} % of a core, do not "
+    "count."
+)
 # A process that takes less than this share of a core while another is timed is at rest.
 AT_REST = 0.1
 
@@ -21,14 +26,24 @@ class Stopwatch:
         self.seconds: dict[str, float] = {}
         self.shares: dict[str, float] = {}
         self._began, self._siblings = time.perf_counter(), _siblings()
+        self._starts: dict[str, tuple[float, float]] = {}
 
     def time(self, name: str, work: Callable[[], T]) -> T:
         """Call, and remember how long it took by the clock on the wall."""
-        wall, own = time.perf_counter(), time.process_time()
+        self.start(name)
         done = work()
+        self.stop(name)
+        return done
+
+    def start(self, name: str) -> None:
+        """Begin to take the time of something."""
+        self._starts[name] = time.perf_counter(), time.process_time()
+
+    def stop(self, name: str) -> None:
+        """It has ended."""
+        wall, own = self._starts.pop(name)
         self.seconds[name] = time.perf_counter() - wall
         self.shares[name] = (time.process_time() - own) / max(self.seconds[name], 1e-9)
-        return done
 
     def beside(self) -> int | None:
         """How many other workers of the same engine were busy since the start, where known."""
@@ -48,6 +63,21 @@ class Stopwatch:
             "threads": threads,
             "cells_beside": self.beside(),
         }
+
+
+def in_peace(timing: Mapping[str, Any]) -> bool:
+    """Whether what was timed had a core to itself, from a `summary`."""
+    return not timing["cells_beside"] and min(timing["core_shares"].values()) >= OWN_CORE
+
+
+def peace(timings: Sequence[Mapping[str, Any]]) -> str:
+    """What else went on while times were taken, in a sentence."""
+    known = [one["cells_beside"] for one in timings if one["cells_beside"] is not None]
+    least = min(min(one["core_shares"].values()) for one in timings)
+    words = "It is not known whether other cells ran at the same time"
+    if known:
+        words = f"At most {max(known)} other cells ran at the same time"
+    return f"{words}; the measuring process had at least {100 * least:.0f} % of a core."
 
 
 def _siblings() -> dict[int, int] | None:

@@ -22,15 +22,21 @@ class Column:
         model: "resnet18" or "dla".
         dataset: "mnist" or "cifar10"; the data that stand in for it count as well.
         batch_norm: Whether the model has batch norms.
+        stand_in: Whether other data stand in for the data set, to be told where it is named.
     """
 
     model: str
     dataset: str
     batch_norm: bool = True
+    stand_in: bool = False
 
     def __str__(self) -> str:
-        has = "with BN" if self.batch_norm else "no BN"
-        return f"{MODELS[self.model]}, {DATASETS[self.dataset]}, {has}"
+        return f"{MODELS[self.model]}, {self.data}, {'with' if self.batch_norm else 'no'} BN"
+
+    @property
+    def data(self) -> str:
+        """The name of the data set."""
+        return DATASETS[self.dataset] + (" (stand-in)" if self.stand_in else "")
 
     @property
     def without(self) -> Column:
@@ -48,9 +54,47 @@ def select_column(records: Sequence[Record], column: Column, method: str) -> lis
     ]
 
 
-def values(records: Sequence[Record], column: Column, method: str, metric: str) -> dict[int, float]:
-    """An accuracy from 0 to 1 by seed; a training that diverged left nothing better than chance."""
-    return by_seed(select_column(records, column, method), lambda record: _accuracy(record, metric))
+def as_run(records: Sequence[Record], columns: Iterable[Column]) -> list[Column]:
+    """The columns, those marked whose data were only stood in for."""
+    return [
+        replace(column, stand_in=any(_is_stand_in(record, column) for record in records))
+        for column in columns
+    ]
+
+
+def _is_stand_in(record: Record, column: Column) -> bool:
+    wanted = {"dataset": STAND_INS[column.dataset], "model": column.model}
+    return all(record.config.get(key) == value for key, value in wanted.items())
+
+
+def values(
+    records: Sequence[Record],
+    column: Column,
+    method: str,
+    metric: str,
+    *,
+    as_published: bool = False,
+) -> dict[int, float]:
+    """An accuracy from 0 to 1 by seed.
+
+    A training that diverged left nothing better than chance on the test set. Under attack it is
+    left out: chance is more than a trained model may have there, and no sign of robustness.
+
+    Args:
+        records: Of one scale.
+        column: To look at.
+        method: By its plain name.
+        metric: Which accuracy.
+        as_published: Under the attack as the paper ran it, where that was run beside.
+    """
+
+    def accuracy(record: Record) -> float | None:
+        if record.result.get("diverged"):
+            return CHANCE if metric == "test_accuracy" else None
+        found = record.result.get("paper_protocol") if as_published else record.result
+        return (found or {}).get(metric)
+
+    return by_seed(select_column(records, column, method), accuracy)
 
 
 def beats(
@@ -125,10 +169,6 @@ def _differences_by_seed(
     first = values(records, above, method, metric)
     second = values(records, below, method, metric)
     return {seed: first[seed] - second[seed] for seed in first if seed in second}
-
-
-def _accuracy(record: Record, metric: str) -> float | None:
-    return CHANCE if record.result.get("diverged") else record.result.get(metric)
 
 
 def _images(record: Record, metric: str) -> int:

@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from experiments import _charts, _small_network, training, verdicts
+from experiments import _charts, _small_network, verdicts
 from experiments._resnet_runs import compositions, parts
 from experiments._small_network import norms, plus_minus
+from experiments._trained import left_out, run, trained
 from experiments.accuracy_grid import NAMES
 from experiments.experiment import (
     Chart,
     Claim,
     Config,
-    Context,
     Experiment,
     Record,
-    Result,
     Scale,
     Section,
     Table,
     Verdict,
 )
 from experiments.report import conditions
+from experiments.statistics import slope
 
 METHODS = ("fast_clip", "spectral_clip")
 PAPERS = "fast_clip"
@@ -52,18 +52,13 @@ def grid(scale: Scale) -> list[Config]:
     ]
 
 
-def run(config: Config, context: Context) -> Result:
-    """Train."""
-    return training.train(config, context)
-
-
 def _target(record: Record) -> float:
     return float(record.config["max_norm"][_small_network.LAYER])
 
 
 def _small(records: Sequence[Record]) -> list[Record]:
     """Runs of this experiment: those that it uses are of other networks."""
-    return verdicts.select(records, model="small")
+    return verdicts.select(trained(records), model="small")
 
 
 # --- The report ---------------------------------------------------------------------------
@@ -73,14 +68,16 @@ def section(records: Sequence[Record]) -> Section:
     """Norms over epochs for each target, at the end over the targets, and those of ResNet-18."""
     small = _small(records)
     if not small:
-        return Section(["No runs yet."])
+        return Section(["No runs yet.", *left_out(records)])
     text = (
         "The convolution of the small network is clipped to several targets, and the batch norm "
         "behind it is left alone. The paper says that the batch norm compensates: the smaller the "
         "target, the larger its norm, so that the norm of both together falls only slightly; and "
         "that in a clipped ResNet-18 both together may have a norm far above 1."
     )
-    return Section([text, _over_epochs(small), _table(small), *_resnet(records)])
+    return Section(
+        [text, *left_out(records), _over_epochs(small), _table(small), *_resnet(records)]
+    )
 
 
 def _over_epochs(small: Sequence[Record]) -> Chart:
@@ -139,7 +136,7 @@ def _resnet(records: Sequence[Record]) -> list[Table]:
 
 def _clipped_resnets(records: Sequence[Record]) -> list[Record]:
     found = verdicts.select(records, model="resnet18", method=PAPERS, measure="compositions")
-    return [record for record in found if compositions(record)]
+    return [record for record in trained(found) if compositions(record)]
 
 
 # --- The claims ---------------------------------------------------------------------------
@@ -151,13 +148,7 @@ def _slopes(records: Sequence[Record], part: str) -> list[float]:
     for record in verdicts.select(_small(records), method=PAPERS):
         point = (math.log(_target(record)), math.log(norms(record, part)[-1]))
         points.setdefault(int(record.config["seed"]), []).append(point)
-    slopes = []
-    for found in points.values():
-        middle = sum(x for x, _ in found) / len(found)
-        width = sum((x - middle) ** 2 for x, _ in found)
-        if width > 0:
-            slopes.append(sum((x - middle) * y for x, y in found) / width)
-    return slopes
+    return [power for power in map(slope, points.values()) if power is not None]
 
 
 def _judge_powers(

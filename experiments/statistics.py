@@ -113,3 +113,12 @@ def log_ratios(first: Mapping[Key, float], second: Mapping[Key, float]) -> list[
         for key, value in first.items()
         if key in second and value > 0 and second[key] > 0
     ]
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float | None:
+    """How much y rises with x, by least squares; None where all have one x."""
+    if not points:
+        return None
+    middle = statistics.fmean(x for x, _ in points)
+    width = sum((x - middle) ** 2 for x, _ in points)
+    return sum((x - middle) * y for x, y in points) / width if width > 0 else None

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from experiments import accuracy_tables
+from experiments._trained import run
 from experiments.accuracy_claims import Column, beats, between
-from experiments.accuracy_grid import MODELS, RIVALS, configs, run
+from experiments.accuracy_grid import MODELS, RIVALS, configs
 from experiments.experiment import Claim, Config, Experiment, Record, Scale, Section, Verdict
 from experiments.verdicts import Question, judge
 

@@ -10,48 +10,86 @@ batch, and the first of them stores the result where `python -m experiments repo
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from experiments import data as datasets
 from experiments import registry
 from experiments.engine.work import Failed, Task, now_and_then, perform
 from experiments.experiment import SCALES, Cell
-from experiments.store import Store, default_folder
+from experiments.guard import FAILED, FINE, Problem, guarded, note
+from experiments.lock import Lock
+from experiments.store import Store, Unreadable, default_folder
+from experiments.training.team import Team
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Do one run, and tell the exit code: 0 fine, 1 failed, 2 bad input."""
     given = _parser().parse_args(args)
-    try:
-        cell = _only(registry.cells([given.experiment], given.scale), given.run)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return guarded(lambda: _run(given), debug=False)
+
+
+def _run(given: argparse.Namespace) -> int:
+    cell = _only(registry.cells([given.experiment], given.scale), given.run)
     store = Store(given.results or default_folder(given.scale))
-    first = int(os.environ.get("RANK", "0")) == 0
-    if store.finished(cell):
-        return _tell(first, f"{store.path(cell)} is there.")
-    task = Task(
-        registry.PACKAGE,
-        cell,
-        given.data,
-        store.scratch(cell),
-        store.log(cell),
-        given.threads,
-        given.device,
-    )
-    event = perform(task, now_and_then(lambda share, words: _say(first, share, words), 10.0))
+    team = Team.joined(given.device)
+    lock, trouble = None, None
+    if team.rank == 0:
+        try:
+            lock = _begun(store, cell, given.data)
+        except Exception as error:
+            trouble = error
+    # The others do as the first does, which they learn here: they would wait for it otherwise.
+    goes_on = team.total([float(lock is not None)])[0] > 0
+    try:
+        if trouble is not None:
+            raise trouble
+        return _done(store, cell, given, team) if goes_on else FINE
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _begun(store: Store, cell: Cell, data: Path | None) -> Lock | None:
+    """The right to do the run; None if it is stored.
+
+    Raises:
+        DataMissing: Its data set is not there, and could not be had.
+        Problem: Another process is doing it.
+        Unreadable: There is a file in its place that is no stored run.
+    """
+    store.require_writable()
+    if not store.path(cell).exists():
+        datasets.fetch([cell.config], data)
+    lock = store.lock(cell)
+    if lock is None:
+        raise Problem(f"{cell.id} is being done by {store.owner(cell)}: wait for it, or end it.")
+    try:
+        is_there = store.finished(cell) or store.adopt(cell)
+    except Unreadable:
+        lock.release()
+        raise
+    if not is_there:
+        return lock
+    lock.release()
+    print(f"{store.path(cell)} is there.")
+    return None
+
+
+def _done(store: Store, cell: Cell, given: argparse.Namespace, team: Team) -> int:
+    scratch, log = store.scratch(cell), store.log(cell)
+    task = Task(registry.PACKAGE, cell, given.data, scratch, log, given.threads, given.device)
+    event = perform(task, now_and_then(lambda share, words: _say(team, share, words), 10.0))
     if isinstance(event, Failed):
-        print(event.details, file=sys.stderr)
-        return 1
-    if first:
-        processes = int(os.environ.get("WORLD_SIZE", "1"))
-        store.save(cell, event.result, {**event.run, "processes": processes})
+        note(event.details)
+        return FAILED
+    if team.rank == 0:
+        store.save(cell, event.result, {**event.run, "processes": team.size})
         store.clear(cell)
-    return _tell(first, f"wrote {store.path(cell)}")
+        print(f"wrote {store.path(cell)}")
+    return FINE
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -78,15 +116,9 @@ def _only(cells: Sequence[Cell], pattern: str) -> Cell:
     return found[0]
 
 
-def _say(first: bool, share: float, words: str) -> None:
-    if first:
+def _say(team: Team, share: float, words: str) -> None:
+    if team.rank == 0:
         print(f"{share:4.0%} {words}", flush=True)
-
-
-def _tell(first: bool, line: str) -> int:
-    if first:
-        print(line)
-    return 0
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from experiments import _powerqr_section as parts
@@ -16,13 +17,18 @@ from experiments import (
 )
 from experiments._circulant_errors import PADDINGS
 from experiments._resnet_runs import METHODS
-from experiments.experiment import Config, Record
+from experiments.experiment import Config, Record, Scale
 
 SEEDS = 3
 
 
 def record(name: str, config: Config, result: dict[str, Any], timing: Any = None) -> Record:
     return Record(name, "made-up", "laptop", config, result, {"timing": timing})
+
+
+def lost(made: Record) -> Record:
+    """The same run, had it diverged."""
+    return replace(made, result={"diverged": "the loss is nan at epoch 1"}, run={"timing": None})
 
 
 def jitter(seed: int) -> float:
@@ -43,8 +49,8 @@ def small(
 
 
 def simple(seeds: int = SEEDS, **norms: float) -> list[Record]:
-    """All methods at 2 but for FastClip and ours, or as given."""
-    usual = {"fast_clip": 1.05, "spectral_clip": 1.004}
+    """All methods at 2 but for both FastClips and ours, or as given."""
+    usual = {"fast_clip": 1.05, "fast_clip_printed": 1.05, "spectral_clip": 1.004}
     return [
         small("figure_simple_clip", setting, method, 1.0, seed, {"conv": norm})
         for setting in range(1, 5)
@@ -123,10 +129,12 @@ def circulant(
     circular: float = 1e-6,
     strided: float = 3.0,
     filters: int = 20,
+    gap: float = 0.5,
+    scale: Scale = "laptop",
 ) -> list[Record]:
-    """Errors by kernel, channels and index; for circular padding; and of the bound at stride 2."""
+    """Errors by kernel, channels and index; for circular padding; at stride 2; and of the bound."""
     found = []
-    for config in figure_circulant_error.grid("laptop"):
+    for config in figure_circulant_error.grid(scale):
         kernel, channels, (first, last) = config["kernel"], config["channels"], config["filters"]
         indices = range(first, min(last, filters))
         if not indices:
@@ -138,7 +146,11 @@ def circulant(
             true[f"{padding} 1"] = [10 - one for one in plain]
             true[f"{padding} 2"] = [10 - one * strided - 1e-3 * (strided - 1) for one in plain]
         size = [10.0 for _ in indices]
-        result = {"true": true, "circulant": {"1": size, "2": size}, "gram": size}
+        result = {
+            "true": true,
+            "circulant": {"1": size, "2": size},
+            "gram": [one + gap for one in size],
+        }
         config = {**config, "filters": [first, first + len(indices)]}
         made = record("figure_circulant_error", config, {**result, "largest_residual": 1e-6})
         found.append(made)

@@ -131,7 +131,8 @@ def test_an_experiment_brings_along_what_it_uses(command: Command, folder: Path)
     [
         (("run", "figure_none"), "expected one of figure_fine, .*table_uses or all, got 'figure_n"),
         (("run", "figure_fine", "--only", "gouk"), "--only: expected .*fine-0-.* got gouk: .*of 3"),
-        (("run", "figure_fine", "--data", "nowhere"), "--data: expected a folder .* got nowhere"),
+        (("run", "figure_fine", "--data", "file"), "--data: expected a folder .* got file: it is"),
+        (("run", "figure_fine", "--device", "cuda"), "expected a GPU for 'cuda', got none"),
         (("run", "figure_fine", "--scale", "huge"), "huge"),
         (("run", "figure_fine", "--engine", "dask"), "dask"),
         (("run", "figure_fine", "--workers", "0"), "workers"),
@@ -142,9 +143,14 @@ def test_an_experiment_brings_along_what_it_uses(command: Command, folder: Path)
     ],
 )
 def test_bad_input_is_one_line(
-    command: Command, folder: Path, args: tuple[str, ...], complaint: str
+    command: Command,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    args: tuple[str, ...],
+    complaint: str,
 ) -> None:
     (folder / "file").touch()
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert command(*args) == 2
     assert re.fullmatch(r"error: [^\n]+\n", command.errors), command.errors
     assert re.search(complaint, command.errors)
@@ -162,11 +168,12 @@ def test_a_stored_file_that_is_broken_is_named(command: Command, folder: Path) -
 
 
 def test_data_may_come_from_the_environment(
-    command: Command, monkeypatch: pytest.MonkeyPatch
+    command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SPECTRALCLIP_DATA", "nowhere")
+    (folder / "file").touch()
+    monkeypatch.setenv("SPECTRALCLIP_DATA", "file")
     assert command("run", "figure_fine") == 2
-    assert "got nowhere" in command.errors
+    assert "got file" in command.errors
 
 
 def test_where_an_error_comes_from_is_told_on_demand(command: Command) -> None:
@@ -204,6 +211,28 @@ def test_the_report_is_written_from_the_store(
     assert command("report", *args) == 0
     assert calls == [(Path(place), Path(place), scale)]
     assert command.output == f"wrote {place}/index.md\n"
+
+
+@pytest.mark.parametrize(("args", "place"), [((), "data"), (("--data", "new/one"), "new/one")])
+def test_data_sets_are_fetched_into_a_folder_that_need_not_exist(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], place: str
+) -> None:
+    fetched: list[tuple[str, Path]] = []
+    tasks: list[Any] = []
+
+    def run(cells: Any, store: Any, engine: Any, shown: Any, task: Any, **more: Any) -> Any:
+        tasks.extend(map(task, cells))
+        return schedule.Summary()
+
+    def load(name: str, folder: Path, *, download: bool) -> None:
+        assert download
+        fetched.append((name, folder))
+
+    monkeypatch.setattr("experiments.data.load", load)
+    monkeypatch.setattr(schedule, "run", run)
+    assert main(["run", "table_resnet", "--scale", "laptop", *args]) == 0
+    assert fetched == [("cifar10", Path(place)), ("mnist", Path(place))]
+    assert {task.data for task in tasks} == {folder / place}
 
 
 def test_bars_of_all_and_of_each_run() -> None:

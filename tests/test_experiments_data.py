@@ -251,13 +251,16 @@ def test_batches_that_are_none(made: Made, tmp_path: Path, batch: object) -> Non
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
-def test_what_is_missing_is_said_in_one_line(name: str, tmp_path: Path) -> None:
+def test_what_is_missing_is_said_in_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(data.DataMissing) as error:
         data.load(name, tmp_path)
-    one_line(error, str(tmp_path), "--data", "SPECTRALCLIP_DATA", "https://")
+    one_line(error, str(tmp_path), "--data", "SPECTRALCLIP_DATA", "https://", "an empty one")
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(data.DataMissing) as error:
         data.load(name, None)
-    one_line(error, "any folder", "SPECTRALCLIP_DATA")
+    one_line(error, " is not in data", "./data", "SPECTRALCLIP_DATA")
 
 
 # MNIST -----------------------------------------------------------------------------------------
@@ -386,6 +389,18 @@ def test_data_sets_are_downloaded_where_they_are_found_again(
     made.agrees_with(cifar10.load(folder, download=True, release=release))
 
 
+def test_what_is_needed_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, Path | None, bool]] = []
+
+    def load(name: str, folder: Path | None, *, download: bool) -> None:
+        calls.append((name, folder, download))
+
+    monkeypatch.setattr(data, "load", load)
+    configs = [{"dataset": "mnist"}, {"k": 1}, {"training": {"dataset": "cifar10"}}]
+    data.fetch([*configs, *configs, {"dataset": "of one's own"}], tmp_path / "new")
+    assert calls == [("cifar10", tmp_path / "new", True), ("mnist", tmp_path / "new", True)]
+
+
 # Data sets without files -----------------------------------------------------------------------
 
 
@@ -430,7 +445,7 @@ def test_names_that_are_none() -> None:
 def test_the_folder_may_come_from_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert data.data_folder(None) is None
+    assert data.data_folder(None) == Path("data")
     monkeypatch.setenv("SPECTRALCLIP_DATA", str(tmp_path))
     assert data.data_folder(None) == tmp_path
     assert data.data_folder(Path("given")) == Path("given")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
@@ -17,7 +19,8 @@ import torch
 from fake_study.adding import config, numbers
 
 from experiments import registry
-from experiments.engine import schedule, work
+from experiments.engine import ray as ray_engine
+from experiments.engine import schedule, surroundings, work
 from experiments.engine.local import LocalEngine
 from experiments.engine.ray import RayEngine
 from experiments.engine.work import (
@@ -394,6 +397,69 @@ def test_processes_have_the_threads_they_were_given(
     assert (environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("3", "3")
     assert os.environ["OMP_NUM_THREADS"] == "5"
     assert "MKL_NUM_THREADS" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("visible", "workers", "expected"),
+    [(None, None, ["0", "1"]), ("5,GPU-7", 3, ["5", "5", "GPU-7"])],
+)
+def test_processes_divide_the_gpus(
+    study: Study,
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    workers: int | None,
+    expected: list[str],
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    engine = LocalEngine(workers, device="cuda")
+    assert engine.slots == len(expected)
+    try:
+        for cell in cells_of("figure_slow")[: engine.slots]:
+            engine.start(study.task(cell))
+        heard: set[str] = set()
+        while len(heard) < engine.slots:  # until all of them are there
+            heard |= {event.key for event in engine.events(1)}
+        processes = [psutil.Process(worker.process.pid) for worker in engine._workers]
+        found = [process.environ()["CUDA_VISIBLE_DEVICES"] for process in processes]
+    finally:
+        engine.close()
+    assert sorted(found) == expected
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
+
+
+def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match="expected a GPU for 'cuda', got none"):
+        LocalEngine(device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        (["abc", ""], "abc"),
+        (["abc", " M experiments/norms.py"], "abc-dirty"),
+        (["abc", None], "abc-dirty"),
+        ([None], None),
+    ],
+)
+def test_the_commit_of_the_sources(
+    monkeypatch: pytest.MonkeyPatch, answers: list[str | None], expected: str | None
+) -> None:
+    rest = iter(answers)
+    monkeypatch.setattr(surroundings, "_git", lambda *command: next(rest))
+    assert surroundings.commit.__wrapped__() == expected
+
+
+@pytest.mark.parametrize("front", ["another machine", socket.gethostname()])
+def test_ray_leaves_nothing_on_other_machines(study: Study, front: str) -> None:
+    task = study.task(cells_of("figure_fine")[0])
+    event = ray_engine._perform(task, MagicMock(), front)
+    assert isinstance(event, Done)
+    # Here the folder stays until the run is stored.
+    assert task.scratch.exists() == (front == socket.gethostname())
 
 
 def test_without_ray_the_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

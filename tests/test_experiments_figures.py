@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from figure_records import MADE_UP, circulant, compensation, concat, simple, times
+from figure_records import MADE_UP, circulant, compensation, concat, lost, simple, times
 from torch import Tensor, nn
 
 from experiments import _powerqr_section as parts
@@ -26,11 +26,11 @@ from experiments import (
     figure_powerqr_time,
     figure_simple_clip,
 )
-from experiments._circulant_errors import PADDINGS, Padding
+from experiments._circulant_errors import PADDINGS, Padding, complete
 from experiments._small_network import norms
 from experiments._true_norm import DENSE, true_norm
 from experiments.experiment import SCALES, Chart, Context, Experiment, Record, Scale, Table
-from experiments.training import TrainConfig
+from experiments.training import TrainConfig, recipe
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT
@@ -306,13 +306,18 @@ def undecided() -> Callable[[int, int, int], float]:
 CASES: list[tuple[str, int, list[Record], str]] = [
     ("figure_simple_clip", 0, simple(), REPRODUCED),
     ("figure_simple_clip", 0, simple(fast_clip=1.5), CONTRADICTED),
+    ("figure_simple_clip", 0, simple(fast_clip=0.5), CONTRADICTED),
     ("figure_simple_clip", 0, simple(fast_clip=1.0995), NOT_YET),
     ("figure_simple_clip", 1, simple(), REPRODUCED),
+    ("figure_simple_clip", 1, simple(gouk=0.5), REPRODUCED),
     ("figure_simple_clip", 1, simple(gouk=1.0), CONTRADICTED),
     ("figure_simple_clip", 1, simple(seeds=1), NOT_YET),
     ("figure_simple_clip", 2, simple(), REPRODUCED),
     ("figure_simple_clip", 2, simple(spectral_clip=1.02), CONTRADICTED),
     ("figure_simple_clip", 2, simple(seeds=1), NOT_YET),
+    ("figure_simple_clip", 3, simple(), REPRODUCED),
+    ("figure_simple_clip", 3, simple(fast_clip_printed=1.5), CONTRADICTED),
+    ("figure_simple_clip", 3, simple(fast_clip_printed=1.0995), NOT_YET),
     ("figure_compensation", 0, compensation(), REPRODUCED),
     ("figure_compensation", 0, compensation(batch_norm=0.3), CONTRADICTED),
     ("figure_compensation", 0, compensation(seeds=1), NOT_YET),
@@ -325,6 +330,7 @@ CASES: list[tuple[str, int, list[Record], str]] = [
     ("figure_compensation", 2, compensation(seeds=1), NOT_YET),
     ("figure_concat", 0, concat(), REPRODUCED),
     ("figure_concat", 0, concat(conv=1.6), CONTRADICTED),
+    ("figure_concat", 0, concat(conv=0.5), CONTRADICTED),
     ("figure_concat", 0, concat(conv=1.0995), NOT_YET),
     ("figure_concat", 1, concat(), REPRODUCED),
     ("figure_concat", 1, concat(concat_both=(2.0, 4.0)), CONTRADICTED),
@@ -351,6 +357,9 @@ CASES: list[tuple[str, int, list[Record], str]] = [
     ("figure_circulant_error", 3, circulant(), REPRODUCED),
     ("figure_circulant_error", 3, circulant(strided=0.5), CONTRADICTED),
     ("figure_circulant_error", 3, circulant(strided=1.0), NOT_YET),
+    ("figure_circulant_error", 4, circulant(), REPRODUCED),
+    ("figure_circulant_error", 4, circulant(gap=-0.5), CONTRADICTED),
+    ("figure_circulant_error", 4, circulant(gap=0.0), NOT_YET),
     ("figure_powerqr_time", 0, times(), REPRODUCED),
     ("figure_powerqr_time", 0, times(repeated=1.0), CONTRADICTED),
     ("figure_powerqr_time", 0, times(share=0.5), NOT_YET),
@@ -394,6 +403,11 @@ def test_what_still_falls_contradicts_nothing(name: str, records: list[Record]) 
     assert verdict.kind == "not at this scale" and "Still falling, by 9.5 %" in verdict.reason
 
 
+def test_what_falls_below_the_target_is_not_excused() -> None:
+    made = falling(simple(fast_clip=0.5), ["conv"], "fast_clip")
+    assert figure_simple_clip.CLAIMS[0].judge(made).kind == CONTRADICTED
+
+
 def test_every_claim_is_tried_with_every_verdict() -> None:
     tried = {(name, claim, kind) for name, claim, _, kind in CASES}
     for name, experiment in EXPERIMENTS.items():
@@ -410,3 +424,73 @@ def test_a_bound_is_broken_by_one_run() -> None:
     assert made[-1].config["method"] == "spectral_clip"
     verdict = figure_simple_clip.CLAIMS[2].judge([*made[:-1], broken])
     assert verdict.kind == "contradicted" and "4." in verdict.reason
+
+
+# --- Runs that diverge, and grids that are not whole ----------------------------------------
+
+
+@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.filterwarnings("ignore::spectralclip.NormWarning")
+def test_a_training_that_diverges_is_stored_as_such(name: str, tmp_path: Path) -> None:
+    config = {**EXPERIMENTS[name].grid("smoke")[0], "lr": 1e30}
+    outcome = EXPERIMENTS[name].run(config, context(tmp_path))
+    assert list(outcome) == ["diverged"]
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_diverged_runs_are_left_out_and_named(name: str) -> None:
+    made = MADE_UP[name]()
+    experiment, seeds = EXPERIMENTS[name], {one.config["seed"] for one in made}
+    one_seed = [lost(one) if one.config["seed"] == 0 else one for one in made]
+    rest = [one for one in made if one.config["seed"] != 0]
+    assert len(seeds) == 3
+    for claim in experiment.claims:
+        assert claim.judge(one_seed) == claim.judge(rest)
+        assert claim.judge([lost(one) for one in made]).kind == "not at this scale"
+    shown = experiment.section(one_seed).blocks
+    assert any(isinstance(block, str) and block.startswith("Diverged") for block in shown)
+    assert [b for b in shown if isinstance(b, Table)] == [
+        block for block in experiment.section(rest).blocks if isinstance(block, Table)
+    ]
+    assert any("seed 0" in str(b) for b in experiment.section([lost(o) for o in made]).blocks)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_norms_are_not_taken_just_after_a_round(name: str) -> None:
+    for config in EXPERIMENTS[name].grid("laptop"):
+        steps = config["train_images"] / config["batch"]
+        assert steps == int(steps)
+        assert all(epoch * steps % 50 for epoch in range(1, config["epochs"] + 1))
+
+
+def test_filters_without_the_most_channels_are_left_out() -> None:
+    made = circulant(scale="paper")
+    partly = [one for one in made if one.config["channels"] < 64 or one.config["filters"][0] < 10]
+    assert len(partly) < len(made)
+    indices = {error.index for error in complete(partly)}
+    kept = [one.config["filters"] for one in partly if one.config["channels"] == 64]
+    for kernel in (3, 5, 7):
+        at = [
+            one for one in partly if (one.config["kernel"], one.config["channels"]) == (kernel, 64)
+        ]
+        assert indices <= {i for one in at for i in range(*one.config["filters"])}
+    assert kept and indices
+
+
+@pytest.mark.parametrize("name", ["figure_circulant_error", "figure_powerqr_time"])
+def test_captions_of_tables_tell_scale_seeds_and_spread(name: str) -> None:
+    (table,) = (block for block in blocks(name) if isinstance(block, Table))
+    for word in ("scale: laptop", "seed", "standard deviation"):
+        assert word in table.caption
+    assert all("±" in cell for row in table.rows for cell in row[2:4])
+
+
+def test_captions_tell_settings_that_are_not_the_paper_s() -> None:
+    captions = [block.caption for block in blocks("figure_concat") if not isinstance(block, str)]
+    assert all("fast_clip_concat with concat_every=100" in caption for caption in captions)
+    assert all("SGD from a rate of 0.025" in caption for caption in captions)
+
+
+def test_concat_is_trained_by_the_recipe_of_the_tables() -> None:
+    for config in figure_concat.grid("paper"):
+        assert {key: config[key] for key in recipe("cifar10")} == recipe("cifar10")

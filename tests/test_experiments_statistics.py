@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from experiments.experiment import Record
-from experiments.statistics import differences, interval, log_ratios, summary
+from experiments.statistics import differences, interval, log_ratios, slope, summary
 from experiments.verdicts import Question, against, by_seed, judge, select
 
 
@@ -45,6 +45,13 @@ def test_means_and_standard_deviations_are_numpy_s():
     assert (found.mean, found.std) == pytest.approx((np.mean(values), np.std(values, ddof=1)))
     assert summary([2.0]).std is None
     assert summary([]).count == 0 and math.isnan(summary([]).mean)
+
+
+def test_slopes_are_numpy_s():
+    points = np.random.default_rng(2).normal(size=(7, 2))
+    found = slope([(float(x), float(y)) for x, y in points])
+    assert found == pytest.approx(np.polyfit(points[:, 0], points[:, 1], 1)[0], rel=1e-12)
+    assert slope([(1.0, 2.0), (1.0, 3.0)]) is None and slope([]) is None
 
 
 def test_no_interval_from_one_run():

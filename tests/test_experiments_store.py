@@ -1,4 +1,4 @@
-"""Finished runs on the disk, and the locks of those that are running."""
+"""Finished runs on the disk, the locks of those that run, and what the page says of them all."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ import numpy
 import pytest
 import torch
 
-from experiments.experiment import Cell, Scale
+from experiments.experiment import Cell, Experiment, Scale, Section
 from experiments.lock import take
 from experiments.plain import plain
+from experiments.report._page import Page, gather
 from experiments.store import Store, Unreadable, default_folder
 
 RUN = {"seconds": 1.5}
@@ -227,3 +228,73 @@ def test_many_who_want_a_lock_have_it_one_at_a_time(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert (most, times) == (1, 600)
+
+
+def experiment(name: str, *uses: str) -> Experiment:
+    """Of ten runs at each scale, and twenty at the paper's."""
+    return Experiment(
+        name,
+        f"The {name}",
+        "Section 0",
+        grid=lambda scale: [
+            {"label": scale, "seed": seed} for seed in range(20 if scale == "paper" else 10)
+        ],
+        run=lambda config, context: {},
+        section=lambda records: Section([]),
+        uses=uses,
+    )
+
+
+def page(store: Store, *experiments: Experiment, scale: Scale | None = None) -> Page:
+    return gather(store, {one.name: one for one in experiments}, scale)
+
+
+def test_the_page_adds_up_the_hours_of_runs_that_were_resumed(store: Store) -> None:
+    one = experiment("table_one")
+    runs: list[dict[str, Any]] = [
+        {"seconds": 3600, "timing": None},
+        {"seconds": 36, "timing": {"total": 7200.0}},  # taken up again shortly before its end
+        {"seconds": 1800, "timing": {"seconds": {"gouk": 2.0}}, "processes": 8},
+    ]
+    for made, run in zip(one.cells("laptop"), runs, strict=False):
+        store.save(made, {}, run)
+    table = page(store, one).runs()
+    assert table.header[-2:] == ("hours", "processes")
+    assert table.rows == [["The table_one", "laptop", "3", "10", "3.50", "1 or 8"]]
+
+
+def test_the_page_names_the_commits(store: Store) -> None:
+    one, other = experiment("table_one"), experiment("table_two", "table_one")
+    commits = ["abc", "abc", "def-dirty", None]
+    for made, commit in zip(one.cells("laptop"), commits, strict=False):
+        store.save(made, {}, {"commit": commit})
+    store.save(other.cells("laptop")[0], {}, {"commit": "abc"})
+    caption = page(store, one, other).runs().caption
+    named = "abc (3 runs), def-dirty (1 run), unknown (1 run)."
+    assert f"Commits of the sources: {named}" in caption
+    assert "**1 run of changed sources**" in caption
+    assert named in page(store, one, other).runs().caption
+    # What an experiment only reads is named too.
+    assert "abc (3 runs), def-dirty" in page(store, other, one).runs().caption
+    clean = page(store, experiment("table_two")).runs().caption
+    assert "abc (1 run)." in clean and "changed sources" not in clean
+
+
+def test_a_few_runs_of_a_larger_scale_hide_nothing(store: Store) -> None:
+    one = experiment("table_one")
+
+    def chosen() -> Scale | None:
+        return page(store, one).parts[0].scale
+
+    assert chosen() is None
+    for made in one.cells("smoke"):
+        store.save(made, {}, {})
+    assert chosen() == "smoke"
+    for made in one.cells("laptop")[:9]:
+        store.save(made, {}, {})
+    store.save(one.cells("paper")[0], {}, {})
+    assert chosen() == "laptop"  # 9 of 10, and 1 of 20
+    for made in one.cells("paper")[1:19]:
+        store.save(made, {}, {})
+    assert chosen() == "paper"  # 19 of 20
+    assert page(store, one, scale="laptop").parts[0].scale == "laptop"

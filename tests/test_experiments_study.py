@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,7 @@ NAMES = [
     "table_resnet",
 ]
 FIRST_STEPS = 2
+STAND_INS = {"mnist": "digits", "cifar10": "synthetic"}
 
 
 def test_every_figure_and_table_is_there() -> None:
@@ -64,28 +66,43 @@ class _Enough(Exception):
     """The first steps are done."""
 
 
+def _settings(cell: Cell) -> Mapping[str, Any]:
+    """Those of a training within the configuration too, as of runs that only take times."""
+    return {**cell.config, **cell.config.get("training", {})}
+
+
 def _one_of_each_kind() -> Iterator[Cell]:
     """Of each experiment, network and data set at the paper's scale one run, of many methods."""
     for experiment in registry.find().values():
         kinds: dict[tuple[object, ...], list[Cell]] = {}
         for cell in experiment.cells("paper"):
-            if "model" in cell.config and cell.config["seed"] == 0:
+            settings = _settings(cell)
+            if settings["seed"] == 0:
                 keys = ("model", "dataset", "batch_norm", "setting")
-                kinds.setdefault(tuple(cell.config[key] for key in keys), []).append(cell)
+                kinds.setdefault(tuple(map(settings.get, keys)), []).append(cell)
         for index, cells in enumerate(kinds.values(), 1):
             yield cells[index % len(cells)]
 
 
+def _cells(training: bool) -> list[Cell]:
+    return [cell for cell in _one_of_each_kind() if ("epochs" in cell.config) == training]
+
+
+def test_every_experiment_has_runs_that_are_begun() -> None:
+    begun = {cell.experiment for cell in _one_of_each_kind()}
+    assert begun == {name for name, one in registry.find().items() if one.cells("paper")}
+    assert {"figure_circulant_error", "figure_powerqr_time"} <= begun
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", list(_one_of_each_kind()), ids=lambda cell: cell.id)
+@pytest.mark.parametrize("cell", _cells(training=True), ids=lambda cell: cell.id)
 def test_the_first_steps_at_the_scale_of_the_paper(
     cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = TrainConfig.of(cell.config)
     assert config.train_images is None and config.test_images is None
     assert config.width == 64 and config.epochs >= 120
-    stand_in = {"mnist": "digits", "cifar10": "synthetic"}[config.dataset]
-    images = datasets.load(stand_in)
+    images = datasets.load(STAND_INS[config.dataset])
     monkeypatch.setattr(training_run.datasets, "load", lambda name, folder: images)
     steps = 0
 
@@ -100,3 +117,21 @@ def test_the_first_steps_at_the_scale_of_the_paper(
     torch.manual_seed(0)
     with pytest.raises(_Enough):
         experiment.run(cell.config, context)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", _cells(training=False), ids=lambda cell: cell.id)
+def test_measurements_at_the_scale_of_the_paper_begin(
+    cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = {name: datasets.load(STAND_INS[name]) for name in datasets.needed(cell.config)}
+    monkeypatch.setattr(training_run.datasets, "load", lambda name, folder: images[name])
+    words: list[str] = []
+
+    def say(share: float, what: str) -> None:
+        words.append(what)
+        if len(words) == FIRST_STEPS:  # what was said first has been done
+            raise _Enough
+
+    with pytest.raises(_Enough):
+        registry.find()[cell.experiment].run(cell.config, Context(None, tmp_path, say=say))

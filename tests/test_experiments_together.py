@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from experiments import registry, together
+from experiments.experiment import Cell
 from experiments.store import Store
 
 ROOT = Path(__file__).parents[1]
@@ -20,9 +23,13 @@ def stored(folder: Path) -> tuple[dict[str, object], dict[str, object]]:
     return dict(record.result), dict(record.run)
 
 
-def cell_id() -> str:
+def cell() -> Cell:
     cells = registry.cells(["table_resnet"], "smoke")
-    return next(cell.id for cell in cells if "none" in cell.id)
+    return next(one for one in cells if "none" in one.id)
+
+
+def cell_id() -> str:
+    return cell().id
 
 
 def test_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -33,6 +40,42 @@ def test_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "wrote" in capsys.readouterr().out
     assert together.main(args) == 0
     assert "is there" in capsys.readouterr().out
+    assert not list((tmp_path / ".work").glob("*/*"))  # no lock, no checkpoint
+
+
+def test_what_another_process_does_is_left_to_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store(tmp_path)
+    lock = store.lock(cell())
+    assert lock is not None
+    args = ["table_resnet", cell_id(), "--results", str(tmp_path)]
+    assert together.main(args) == 2
+    assert re.fullmatch(r"error: .* is being done by process \d+ on .*\n", capsys.readouterr().err)
+    assert store.records("table_resnet", "smoke") == []
+    lock.release()
+    assert together.main(args) == 0
+
+
+def test_a_file_that_is_no_run_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store(tmp_path)
+    store.path(cell()).parent.mkdir()
+    store.path(cell()).write_text("{}")
+    assert together.main(["table_resnet", cell_id(), "--results", str(tmp_path)]) == 2
+    assert re.fullmatch(r"error: .* is not a stored run .*\n", capsys.readouterr().err)
+    assert not list((tmp_path / ".work").glob("*/*"))
+
+
+def test_a_run_of_another_scale_is_adopted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store(tmp_path)
+    store.save(replace(cell(), scale="laptop"), {"a": 1}, {})
+    assert together.main(["table_resnet", cell_id(), "--results", str(tmp_path)]) == 0
+    assert "is there" in capsys.readouterr().out
+    assert stored(tmp_path)[0] == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -50,12 +93,31 @@ def test_which_run_has_to_be_clear(
     assert match in capsys.readouterr().err
 
 
+def by_two(folder: Path) -> subprocess.CompletedProcess[str]:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    module = ["-m", "experiments.together", "table_resnet", cell_id(), "--results", str(folder)]
+    return subprocess.run(
+        [*launch, *module],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+        capture_output=True,
+        text=True,
+    )
+
+
 @pytest.mark.slow
 def test_two_processes(tmp_path: Path) -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    module = ["-m", "experiments.together", "table_resnet", cell_id(), "--results", str(tmp_path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*launch, *module], check=True, cwd=ROOT, env=environment, timeout=300)
+    lock = Store(tmp_path).lock(cell())
+    assert lock is not None
+    refused = by_two(tmp_path)
+    assert refused.returncode != 0
+    assert refused.stderr.count("is being done by process") == 1  # the first tells, for both
+    lock.release()
+    for words in ("wrote", "is there"):
+        done = by_two(tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count(words) == 1
     result, run = stored(tmp_path)
     assert run["processes"] == 2
     assert result["epochs"]

@@ -24,8 +24,16 @@ from experiments.data import load, subset
 from experiments.experiment import Context
 from experiments.models import build
 from experiments.norms import layers_to_measure, true_norms
-from experiments.training import TrainConfig, TrainingDiverged, batches, recipe, train
+from experiments.training import (
+    TrainConfig,
+    TrainingDiverged,
+    batches,
+    checkpoint,
+    recipe,
+    train,
+)
 from experiments.training.board import VARIABLE
+from experiments.training.team import Team
 from spectralclip import methods as library
 
 ROOT = Path(__file__).parents[1]
@@ -167,13 +175,16 @@ name = f"result-{os.environ.get('RANK', 0)}.json"
 """
 
 
-def launched(folder: Path, kill: int, *launcher: str, **changes: Any) -> int:
+TWO = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+
+
+def launched(folder: Path, kill: int, *launcher: str, script: str = SCRIPT, **changes: Any) -> int:
     """The same in processes of their own."""
     folder.mkdir(exist_ok=True)
-    script = folder / "script.py"
-    script.write_text(SCRIPT)
+    file = folder / "script.py"
+    file.write_text(script)
     done = subprocess.run(
-        [sys.executable, *launcher, script, json.dumps({**CONFIG, **changes}), folder, str(kill)],
+        [sys.executable, *launcher, file, json.dumps({**CONFIG, **changes}), folder, str(kill)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         timeout=300,
@@ -181,6 +192,32 @@ def launched(folder: Path, kill: int, *launcher: str, **changes: Any) -> int:
     )
     assert done.returncode == 0 or kill, done.stderr.decode()
     return done.returncode
+
+
+# One process of two meets a loss that is no number.
+POISONED = """
+import json, os, sys
+from pathlib import Path
+from torch.nn import functional
+from experiments.experiment import Context
+from experiments.training import TrainingDiverged, train
+plain, rank = functional.cross_entropy, os.environ["RANK"]
+if rank == "1":
+    functional.cross_entropy = lambda *args, **more: plain(*args, **more) * float("nan")
+folder = Path(sys.argv[2])
+try:
+    train(json.loads(sys.argv[1]), Context(data=None, scratch=folder, threads=1))
+except TrainingDiverged as error:
+    (folder / f"diverged-{rank}").write_text(str(error))
+"""
+
+
+@pytest.mark.slow
+def test_processes_give_up_together(tmp_path: Path) -> None:
+    launched(tmp_path, 0, *TWO, script=POISONED, method="none", attacks=None)
+    told = [(tmp_path / f"diverged-{rank}").read_text() for rank in range(2)]
+    assert told[0] == told[1]
+    assert told[0].startswith("the loss is nan at epoch 1, batch 1")
 
 
 @pytest.mark.slow
@@ -195,13 +232,12 @@ def test_a_killed_process_leaves_a_run_that_ends_the_same(tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["spectral_clip", "miyato"])
 def test_two_processes_share_a_run(method: str, tmp_path: Path) -> None:
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     changes = {"method": method, "batch_norm": False, "lr": 0.01, "train_images": 49, "batch": 18}
-    launched(tmp_path / "whole", 0, *launcher, **changes)
+    launched(tmp_path / "whole", 0, *TWO, **changes)
     found = [(tmp_path / "whole" / f"result-{rank}.json").read_text() for rank in range(2)]
     assert found[0] == found[1]
-    assert launched(tmp_path / "broken", BATCHES + 2, *launcher, **changes) != 0
-    launched(tmp_path / "broken", 0, *launcher, **changes)
+    assert launched(tmp_path / "broken", BATCHES + 2, *TWO, **changes) != 0
+    launched(tmp_path / "broken", 0, *TWO, **changes)
     assert (tmp_path / "broken" / "result-0.json").read_text() == found[0]
     # Without batch norm, one process computes the same up to rounding.
     alone = begun(tmp_path / "alone", **changes)["result"]
@@ -209,7 +245,7 @@ def test_two_processes_share_a_run(method: str, tmp_path: Path) -> None:
     for one, two in zip(alone["epochs"], shared["epochs"], strict=True):
         assert two["loss"] == pytest.approx(one["loss"], rel=1e-3)
         assert two["norms"] == pytest.approx(one["norms"], rel=1e-2)
-    with pytest.raises(ValueError, match="number of processes"):
+    with pytest.raises(ValueError, match="another number of processes"):
         begun(tmp_path / "broken", **changes)
 
 
@@ -315,6 +351,29 @@ def test_norms_are_kept_where_the_method_promises_it(tmp_path: Path) -> None:
     assert free["final_norms"] is None and free["pgd_accuracy"] is None
 
 
+def test_attacks_by_both_protocols_are_those_by_each(tmp_path: Path) -> None:
+    changes = {"dataset": "synthetic", "lr": 0.01, "seed": 6}
+    found = {
+        protocol: begun(tmp_path / protocol, protocol=protocol, **changes)["result"]
+        for protocol in ("pixels", "paper", "both")
+    }
+    both = found["both"].pop("paper_protocol")
+    assert found["both"] == found["pixels"]
+    assert both == {key: found["paper"][key] for key in ("pgd_accuracy", "cw_accuracy")}
+    assert both["pgd_accuracy"] != found["pixels"]["pgd_accuracy"]
+
+
+def test_batch_norms_on_gpus_see_the_whole_batch() -> None:
+    model = build("small", width=3, batch_norm=True, dataset=load("digits"), seed=5, setting=3)
+    names = list(model.state_dict())
+    for size, device in ((1, "cuda"), (2, "cpu")):
+        same = Team(0, size, torch.device(device)).with_common_statistics(model)
+        assert not any(isinstance(part, nn.SyncBatchNorm) for part in same.modules())
+    shared = Team(0, 2, torch.device("cuda")).with_common_statistics(model)
+    assert sum(isinstance(part, nn.SyncBatchNorm) for part in shared.modules()) == 1
+    assert list(shared.state_dict()) == names
+
+
 def test_a_bound_for_some_layers_leaves_the_others_free(tmp_path: Path) -> None:
     changes = {"batch_norm": False, "attacks": None, "max_norm": {"conv": 0.2}}
     result = begun(tmp_path, method="spectral_clip", **changes)["result"]
@@ -352,6 +411,23 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     begun(tmp_path, epochs=1, attacks=None)
     with pytest.raises(ValueError, match="another configuration"):
         begun(tmp_path, epochs=2, attacks=None)
+
+
+def test_what_other_code_or_other_threads_have_begun_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "commit", lambda: "abc")
+    with pytest.raises(Killed):
+        begun(tmp_path, kill=BATCHES + 2)
+    with pytest.raises(ValueError, match=r"is of another number of threads .*remove it"):
+        train(CONFIG, Context(data=None, scratch=tmp_path, threads=2))
+    monkeypatch.setattr(checkpoint, "commit", lambda: "def")
+    with pytest.raises(
+        ValueError, match=r"another commit \(begun with commit abc, .*now commit def"
+    ):
+        begun(tmp_path)
+    monkeypatch.setattr(checkpoint, "commit", lambda: "abc")
+    assert len(begun(tmp_path)["result"]["epochs"]) == EPOCHS
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,17 +22,36 @@ __all__ = [
     "Dataset",
     "crop_and_flip",
     "data_folder",
+    "fetch",
     "load",
+    "needed",
     "subset",
 ]
 
 NAMES = ("mnist", "cifar10", "digits", "synthetic")
 
 
-def data_folder(given: Path | None) -> Path | None:
-    """The folder with data sets: the one given, else that of `SPECTRALCLIP_DATA`, else none."""
-    named = os.environ.get("SPECTRALCLIP_DATA")
-    return given if given is not None else Path(named) if named else None
+def data_folder(given: Path | None) -> Path:
+    """The folder with data sets: the one given, else that of `SPECTRALCLIP_DATA`, else ./data."""
+    return given if given is not None else Path(os.environ.get("SPECTRALCLIP_DATA") or "data")
+
+
+def needed(config: Mapping[str, Any]) -> set[str]:
+    """The data sets that a run's configuration names, or one within it."""
+    within = [needed(value) for value in config.values() if isinstance(value, Mapping)]
+    return {str(config.get("dataset"))}.intersection(NAMES).union(*within)
+
+
+def fetch(configs: Iterable[Mapping[str, Any]], folder: Path | None) -> None:
+    """See that the data sets of some runs are there.
+
+    What is missing is downloaded, and the folder is made for it.
+
+    Raises:
+        DataMissing: One is not there, and could not be had.
+    """
+    for name in sorted({name for config in configs for name in needed(config)}):
+        load(name, folder, download=True)
 
 
 def load(name: str = "digits", folder: Path | None = None, *, download: bool = False) -> Dataset:
@@ -42,7 +63,7 @@ def load(name: str = "digits", folder: Path | None = None, *, download: bool = F
 
     Args:
         name: "mnist", "cifar10", "digits" or "synthetic".
-        folder: Where data sets are; `SPECTRALCLIP_DATA` by default.
+        folder: Where data sets are; by default `SPECTRALCLIP_DATA`, else ./data.
         download: Whether to fetch what is not in the folder.
 
     Raises:

@@ -23,6 +23,13 @@ _CHUNK = 1 << 20
 UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
+# The end of what is said where something is missing.
+PLACE = (
+    "in the folder given by --data or SPECTRALCLIP_DATA, by default ./data; an empty one is enough "
+    "where `python -m experiments run` may download"
+)
+
+
 class DataMissing(Exception):
     """A data set is not there; the message says where to put what."""
 

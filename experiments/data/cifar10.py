@@ -59,7 +59,7 @@ OFFICIAL = Release(
 )
 
 
-def load(folder: Path | None, *, download: bool = False, release: Release = OFFICIAL) -> Dataset:
+def load(folder: Path, *, download: bool = False, release: Release = OFFICIAL) -> Dataset:
     """Load CIFAR-10 from a folder.
 
     Archives take a while to unpack, so that their records are kept in `_files.cache_folder()`.
@@ -70,14 +70,14 @@ def load(folder: Path | None, *, download: bool = False, release: Release = OFFI
         download: Whether to fetch the binary archive if there is none.
         release: What the content has to be.
     """
-    path = None if folder is None else _find(folder)
-    if path is None and download and folder is not None:
+    path = _find(folder)
+    if path is None and download:
         path = folder / ARCHIVES[0]
         _files.download(release.urls, path, release.md5)
     if path is None:
         raise DataMissing(
-            f"CIFAR-10 is not in {folder or 'any folder'}: expected {' or '.join(ARCHIVES)} (from "
-            f"{PAGE}), or one unpacked, in the folder given by --data or SPECTRALCLIP_DATA."
+            f"CIFAR-10 is not in {folder}: expected {' or '.join(ARCHIVES)} (from {PAGE}), or one "
+            f"unpacked, {_files.PLACE}."
         )
     return _dataset(_records(path, release), release)
 

@@ -57,9 +57,7 @@ FILES = {
 }
 
 
-def load(
-    folder: Path | None, *, download: bool = False, files: Mapping[str, Sums] = FILES
-) -> Dataset:
+def load(folder: Path, *, download: bool = False, files: Mapping[str, Sums] = FILES) -> Dataset:
     """Load MNIST from a folder, its subfolder `MNIST/raw` or its subfolder `mnist`.
 
     Args:
@@ -69,14 +67,13 @@ def load(
     """
     paths = {name: _find(folder, name) for name in files}
     missing = [name for name, path in paths.items() if path is None]
-    if missing and download and folder is not None:
+    if missing and download:
         paths |= {name: _download(folder, name, files[name].md5) for name in missing}
         missing = []
     if missing:
         raise DataMissing(
-            f"MNIST is not in {folder or 'any folder'}: expected {', '.join(missing)} (plain, .gz "
-            f"or .xz; from {MIRRORS[0]}) in the folder given by --data or SPECTRALCLIP_DATA, or in "
-            "its MNIST/raw."
+            f"MNIST is not in {folder} or its MNIST/raw: expected {', '.join(missing)} (plain, .gz "
+            f"or .xz; from {MIRRORS[0]}) {_files.PLACE}."
         )
     arrays = [_array(path, files[name].sha256) for name, path in paths.items() if path is not None]
     train, train_labels, test, test_labels = arrays
@@ -91,9 +88,7 @@ def load(
     )
 
 
-def _find(folder: Path | None, name: str) -> Path | None:
-    if folder is None:
-        return None
+def _find(folder: Path, name: str) -> Path | None:
     places = (folder / "MNIST" / "raw", folder / "mnist", folder)
     candidates = (place / f"{name}{end}" for place in places for end in ("", ".gz", ".xz"))
     return next((path for path in candidates if path.is_file()), None)

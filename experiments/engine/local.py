@@ -30,24 +30,30 @@ from experiments.engine.work import (
     perform,
 )
 
+_GPUS = "CUDA_VISIBLE_DEVICES"
 _PATIENCE = 5.0  # seconds that a process has to end
 _POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
 @final
 class LocalEngine:
-    """At most so many processes at a time, with so many threads each."""
+    """At most so many processes at a time, with so many threads each, or with a GPU each."""
 
     name = "local"
 
-    def __init__(self, workers: int | None = None, threads: int = 1) -> None:
+    def __init__(self, workers: int | None = None, threads: int = 1, device: str = "cpu") -> None:
         """Nothing is started before there is a task.
 
         Args:
-            workers: Processes; by default as many as there are cores for their threads.
+            workers: Processes; by default as many as there are cores for their threads, or GPUs.
             threads: Of each of them.
+            device: Of each of them; with "cuda" they divide the GPUs among them.
+
+        Raises:
+            ValueError: There is no GPU.
         """
-        self.slots = workers or max(1, _cores() // threads)
+        self._gpus = _gpus(device)
+        self.slots = workers or len(self._gpus) or max(1, _cores() // threads)
         self._threads = threads
         self._workers: list[_Worker] = []
 
@@ -78,7 +84,8 @@ class LocalEngine:
         self._workers.clear()
 
     def _new(self) -> _Worker:
-        worker = _Worker(self._threads)
+        taken = [worker.gpu for worker in self._workers]
+        worker = _Worker(self._threads, min(self._gpus, key=taken.count, default=None))
         self._workers.append(worker)
         return worker
 
@@ -99,13 +106,15 @@ class LocalEngine:
 class _Worker:
     """A process, the end of the pipe to it, and what it does."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, gpu: str | None) -> None:
         context = multiprocessing.get_context("spawn")
         self.task: Task | None = None
+        self.gpu = gpu
         self.end, there = context.Pipe()
         self.process = context.Process(target=_serve, args=(there,), name="experiments worker")
         # Libraries read this once, when they are loaded.
-        with environment(dict.fromkeys(_POOLS, str(threads))):
+        visible = {} if gpu is None else {_GPUS: gpu}
+        with environment({**dict.fromkeys(_POOLS, str(threads)), **visible}):
             self.process.start()
         there.close()  # so that the pipe ends when the process does
 
@@ -167,6 +176,26 @@ def _output_to(path: Path) -> Iterator[None]:
             os.dup2(handle, number)
             os.close(handle)
         os.close(file)
+
+
+def _gpus(device: str) -> list[str]:
+    """What the driver calls the GPUs to be divided; a device of its own number is left to torch."""
+    if not device.startswith("cuda"):
+        return []
+    import torch
+
+    count = torch.cuda.device_count()
+    if not count:
+        raise ValueError(f"device: expected a GPU for {device!r}, got none: use --device cpu.")
+    if device != "cuda":
+        return [",".join(_visible(count))]  # all of them, for one process
+    return _visible(count)
+
+
+def _visible(count: int) -> list[str]:
+    given = os.environ.get(_GPUS, "").split(",")
+    named = [name.strip() for name in given if name.strip()]
+    return named[:count] or [str(number) for number in range(count)]
 
 
 def _cores() -> int:

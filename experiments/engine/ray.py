@@ -1,14 +1,16 @@
 """Runs by Ray: on the cluster that `RAY_ADDRESS` names or that runs here, else a Ray of our own.
 
-The process in front stores the results, so they need no shared folder; checkpoints do, if a run is
-to be taken up on another machine. Every machine needs the sources: see `ray job submit
---working-dir`.
+The process in front stores the results. Every machine needs the sources (see `ray job submit
+--working-dir`) and the data, in the same places as here. Checkpoints go below the folder of
+results, which the machines have to share if a run is to be taken up on another one.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import shutil
+import socket
 import sys
 import time
 from typing import Any, final
@@ -61,7 +63,7 @@ class RayEngine:
 
     def start(self, task: Task) -> None:
         """Hand the task to Ray."""
-        self._running[self._perform.remote(task, self._board)] = task.key
+        self._running[self._perform.remote(task, self._board, socket.gethostname())] = task.key
 
     def events(self, seconds: float) -> list[Event]:
         """What has been said, and which runs have ended."""
@@ -113,11 +115,15 @@ class _Board:
         return said
 
 
-def _perform(task: Task, board: Any) -> Done | Failed:
+def _perform(task: Task, board: Any, front: str) -> Done | Failed:
     def write(share: float, words: str) -> None:
         board.write.remote(task.key, share, words)
 
-    return perform(task, now_and_then(write, _EACH))
+    event = perform(task, now_and_then(write, _EACH))
+    # Here the process in front does that, after it has stored the run; elsewhere it cannot.
+    if isinstance(event, Done) and socket.gethostname() != front:
+        shutil.rmtree(task.scratch, ignore_errors=True)
+    return event
 
 
 def _package() -> Any:

@@ -11,6 +11,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+DIRTY = "-dirty"  # behind a commit: the sources were not quite those
+_SOURCES = (":/src", ":/experiments")
 _PACKAGES = ("spectralclip", "torch", "numpy", "scipy")
 
 
@@ -18,7 +20,7 @@ def surroundings(device: str, threads: int) -> dict[str, Any]:
     """All that may differ between two runs of the same configuration, but for their times."""
     return {
         "versions": _versions(),
-        "commit": _commit(),
+        "commit": commit(),
         "machine": {
             "cpu": _cpu(),
             "cores": os.cpu_count(),
@@ -40,18 +42,34 @@ def _versions() -> dict[str, str]:
 
 
 @functools.cache
-def _commit() -> str | None:
-    """Of the sources, marked if they have been changed since."""
-    command = ["git", "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
+def commit() -> str | None:
+    """The last one of the sources, with "-dirty" behind it if they have been changed since.
+
+    It is that of when it is asked for first, which is when the sources were loaded; None if unknown.
+    Commits of results and pages make no difference.
+    """
+    found = _git("log", "-1", "--format=%h", "--abbrev=12", "--", *_SOURCES)
+    if not found:
+        return None
+    changed = _git("status", "--porcelain", "--", *_SOURCES)
+    return found if changed == "" else f"{found}{DIRTY}"
+
+
+def _git(*command: str) -> str | None:
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     folder = Path(__file__).parent
     try:
         done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=30
+            ["git", *command],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=30,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    return None if done.returncode else done.stdout.strip()
 
 
 @functools.cache

@@ -108,13 +108,15 @@ def perform(task: Task, say: Say) -> Done | Failed:
     """Do a task in this process."""
     try:
         experiment = registry.load(task.cell.experiment, task.package)  # not a part of its time
+        # Before the run: sources that change meanwhile are not those that it uses.
+        where = surroundings(task.device, task.threads)
         started, clock = datetime.now(timezone.utc), time.perf_counter()
         resumed = task.scratch.is_dir() and any(task.scratch.iterdir())
         task.scratch.mkdir(parents=True, exist_ok=True)
         answer = _answer(experiment, task, say)
         has_timing = answer.keys() == {"result", "timing"}
         run = {
-            **surroundings(task.device, task.threads),
+            **where,
             "started": started.isoformat(timespec="seconds"),
             "seconds": round(time.perf_counter() - clock, 3),
             "resumed": resumed,

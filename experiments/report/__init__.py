@@ -28,8 +28,8 @@ def write(
     Args:
         store: Where the records are.
         folder: For the page; it is made if it is not there.
-        scale: To report; if left out, of each experiment the largest whose runs are all there, or
-            else the largest that has any.
+        scale: To report; if left out, of each experiment the one of which the largest share of runs
+            is there, of two the larger one; smoke runs only where there are no others.
         experiments: To report, by name; all of the study if left out.
 
     Returns:

@@ -17,6 +17,8 @@ def conditions(records: Sequence[Record]) -> str:
     parts = [
         _named("width", (config.get("width") for config in configs)),
         _training(configs),
+        _rates(configs),
+        _settings(configs),
         _tested(configs),
         *_attacks(configs),
         _seeds(configs),
@@ -36,6 +38,18 @@ def _training(configs: Sequence[Any]) -> str:
     return f"{_joined(epochs)} epoch{'' if epochs == [1] else 's'}{of}{by}"
 
 
+def _rates(configs: Sequence[Any]) -> str:
+    """SGD's first learning rates, which follow the batch; Adam's is the paper's everywhere."""
+    rates = [config["lr"] for config in configs if config.get("optimizer") == "sgd"]
+    return f"SGD from a rate of {_joined(f'{rate:g}' for rate in rates)}" if rates else ""
+
+
+def _settings(configs: Sequence[Any]) -> str:
+    """Methods whose settings are not the paper's, such as FastClip-concat with shorter periods."""
+    words = [str(config.get("method", "")).partition(":") for config in configs]
+    return " and ".join(dict.fromkeys(f"{name} with {set_}" for name, _, set_ in words if set_))
+
+
 def _tested(configs: Sequence[Any]) -> str:
     images = [_images(config["test_images"]) for config in configs if "test_images" in config]
     return f"tested on {_joined(images)} images" if images else ""
@@ -52,7 +66,8 @@ def _attacks(configs: Sequence[Any]) -> list[str]:
     if cw:
         iterations = _joined(_images(one["iterations"]) for one in cw)
         images = _joined(_images(one["images"]) for one in cw)
-        found.append(f"CW with {iterations} iterations on {images}")
+        rates = _joined(f"{one['lr']:g}" for one in cw)
+        found.append(f"CW with {iterations} iterations and lr {rates} on {images}")
     return found
 
 

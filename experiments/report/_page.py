@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from experiments.engine.surroundings import DIRTY
 from experiments.experiment import (
     SCALES,
     Chart,
@@ -47,6 +49,7 @@ class Part:
         experiment: Itself.
         scale: That is reported; None if there are no runs at any.
         own: Its own runs at that scale.
+        used: Those of other experiments that it reads.
         expected: How many runs its grid has.
         section: What it says.
         judged: Its claims.
@@ -55,6 +58,7 @@ class Part:
     experiment: Experiment
     scale: Scale | None
     own: Sequence[Record]
+    used: Sequence[Record]
     expected: int
     section: Section
     judged: Sequence[Judged]
@@ -96,11 +100,16 @@ class Page:
         return f"{len(kinds)} claims: " + ", ".join(f"{kinds.count(w)} {w}" for w in words) + "."
 
     def runs(self) -> Table:
-        """How much of each experiment has been run, how long it took, and on what."""
+        """How much of each experiment has been run, how long it took, on what, by which code."""
         rows = [_run_row(part) for part in self.parts]
-        machines = sorted({_machine(record) for part in self.parts for record in part.own})
-        caption = f"Hours are those of all runs added up. Run on {'; '.join(machines)}."
-        header = ("experiment", "scale", "runs", "of", "hours")
+        shown = (record for part in self.parts for record in (*part.own, *part.used))
+        records = [*{(record.experiment, record.id): record for record in shown}.values()]
+        machines = sorted({_machine(record) for record in records})
+        caption = (
+            "Hours are those of all runs added up; processes are those that share one run. "
+            f"{_commits(records)} Run on {'; '.join(machines)}."
+        )
+        header = ("experiment", "scale", "runs", "of", "hours", "processes")
         return Table(header, rows, caption if machines else "")
 
 
@@ -116,13 +125,15 @@ def _part(
     chosen = _chosen(store, sources, scale)
     if chosen is None:
         judged = [Judged(claim, NO_RUNS, None) for claim in one.claims]
-        return Part(one, None, (), 0, Section(("No runs yet.",)), judged)
-    own = _current(store, one, chosen)
-    records = [record for source in sources for record in _current(store, source, chosen)]
+        return Part(one, None, (), (), 0, Section(("No runs yet.",)), judged)
+    own, *others = (_current(store, source, chosen) for source in sources)
+    used = [record for found in others for record in found]
+    records = [*own, *used]
     return Part(
         one,
         chosen,
         own,
+        used,
         len(one.cells(chosen)),
         one.section(records),
         [Judged(claim, _verdict(claim, records, chosen), chosen) for claim in one.claims],
@@ -130,16 +141,17 @@ def _part(
 
 
 def _chosen(store: Records, sources: Sequence[Experiment], scale: Scale | None) -> Scale | None:
-    """The largest scale whose runs are all there, or else the largest that has any."""
-    found: Scale | None = None
+    """The scale of which most is there, of two the larger; a smoke run only if there is no other.
+
+    A few runs of a larger scale do not hide a smaller one that is all but complete.
+    """
+    shares: dict[Scale, float] = {}
     for candidate in (scale,) if scale else reversed(SCALES):
         wanted = sum(len(source.cells(candidate)) for source in sources)
         there = sum(len(_current(store, source, candidate)) for source in sources)
-        if there and there == wanted:
-            return candidate
-        if there and found is None:
-            found = candidate
-    return found
+        if there:
+            shares[candidate] = there / wanted
+    return max(shares, key=lambda one: (one != "smoke", shares[one]), default=None)
 
 
 def _current(store: Records, experiment: Experiment, scale: Scale) -> list[Record]:
@@ -155,9 +167,35 @@ def _verdict(claim: Claim, records: Sequence[Record], scale: Scale) -> Verdict:
 
 
 def _run_row(part: Part) -> list[str]:
-    seconds = sum(float(record.run.get("seconds") or 0) for record in part.own)
+    seconds = sum(map(_seconds, part.own))
+    processes = sorted({int(record.run.get("processes") or 1) for record in part.own})
     counts = [f"{len(part.own):,}", f"{part.expected:,}", f"{seconds / 3600:.2f}"]
-    return [part.experiment.title, part.scale or "–", *counts]
+    together = " or ".join(map(str, processes)) or "–"
+    return [part.experiment.title, part.scale or "–", *counts, together]
+
+
+def _seconds(record: Record) -> float:
+    """Of a run that was taken up again, those before that too, where it has counted them."""
+    timing = record.run.get("timing") or {}
+    return float(timing.get("total") or record.run.get("seconds") or 0)
+
+
+def _commits(records: Sequence[Record]) -> str:
+    """Which code the records are of."""
+    counts = Counter(str(record.run.get("commit") or "unknown") for record in records)
+    runs = [f"{name} ({count:,} {_runs(count)})" for name, count in sorted(counts.items())]
+    text = f"Commits of the sources: {', '.join(runs)}."
+    dirty = sum(count for name, count in counts.items() if name.endswith(DIRTY))
+    if dirty:
+        text += (
+            f" **{dirty:,} {_runs(dirty)} of changed sources**: behind a commit, {DIRTY} says that "
+            "they were not quite the committed ones."
+        )
+    return text
+
+
+def _runs(count: int) -> str:
+    return "run" if count == 1 else "runs"
 
 
 def _machine(record: Record) -> str:

@@ -11,7 +11,7 @@ from experiments.experiment import Config
 from experiments.norms import Measure
 
 Optimizer = Literal["sgd", "adam"]
-Protocol = Literal["pixels", "paper"]
+Protocol = Literal["pixels", "paper", "both"]
 Attacks = Mapping[str, Mapping[str, Any]]
 
 # Of each attack, what has to be given; "images" is how many test images, None for all.
@@ -47,10 +47,11 @@ class TrainConfig:
         augment: Crop and flip the training images.
         seed: Of all that is random.
         attacks: By name ("pgd", "cw"), their settings; None for no attack.
-        protocol: Of the attacks.
+        protocol: Of the attacks; "both" reports the paper's beside that on pixels.
         measure: Whose true norms are taken after each epoch.
-        channels_last: The layout of images and weights in memory.
-        amp: Compute forward passes in bfloat16 where that is safe.
+        channels_last: The layout of images and weights in memory; often faster on GPUs.
+        amp: Compute forward passes in bfloat16 where that is safe. Results differ by more than
+            rounding then, so that no grid of the study does.
     """
 
     dataset: str

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.attacks import carlini_wagner_l2, pgd_linf, robust_accuracy
+from experiments.attacks._inputs import Protocol
 from experiments.training.batches import generator, pixels
 from experiments.training.config import TrainConfig
 from experiments.training.team import Team
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 TEST_BATCH, ATTACK_BATCH = 500, 100
 Judge = Callable[[Tensor, Tensor, int], int]
+Attack = Callable[[Tensor, Tensor, int], Tensor]
 
 
 def test_accuracy(model: nn.Module, data: Dataset, config: TrainConfig, team: Team) -> float:
@@ -32,6 +34,7 @@ def test_accuracy(model: nn.Module, data: Dataset, config: TrainConfig, team: Te
 
 def attacked_accuracy(
     name: str,
+    protocol: Protocol,
     model: nn.Module,
     data: Dataset,
     config: TrainConfig,
@@ -42,6 +45,7 @@ def attacked_accuracy(
 
     Args:
         name: Of the attack.
+        protocol: Of the attack.
         model: In evaluation mode.
         data: Its test images are attacked.
         config: With the attack's settings.
@@ -54,8 +58,10 @@ def attacked_accuracy(
     wanted = settings.pop("images")
     images = len(data.test_images) if wanted is None else min(wanted, len(data.test_images))
 
+    attack = _attack(name, protocol, model, config, settings)
+
     def judge(batch: Tensor, labels: Tensor, chunk: int) -> int:
-        moved = _attack(name, model, batch, labels, config, settings, chunk)
+        moved = attack(batch, labels, chunk)
         say((chunk + 1) * ATTACK_BATCH / images)
         return round(robust_accuracy(model, batch, moved, labels) * len(batch))
 
@@ -64,20 +70,22 @@ def attacked_accuracy(
 
 def _attack(
     name: str,
+    protocol: Protocol,
     model: nn.Module,
-    images: Tensor,
-    labels: Tensor,
     config: TrainConfig,
     settings: Mapping[str, Any],
-    chunk: int,
-) -> Tensor:
-    if name == "cw":
+) -> Attack:
+    def cw(images: Tensor, labels: Tensor, chunk: int) -> Tensor:
         # Accuracies do not depend on how near the broken points are: the first will do.
         return carlini_wagner_l2(
-            model, images, labels, protocol=config.protocol, stop_early=True, **settings
+            model, images, labels, protocol=protocol, stop_early=True, **settings
         )
-    starts = generator(config.seed, "pgd", chunk)
-    return pgd_linf(model, images, labels, protocol=config.protocol, generator=starts, **settings)
+
+    def pgd(images: Tensor, labels: Tensor, chunk: int) -> Tensor:
+        starts = generator(config.seed, "pgd", chunk)
+        return pgd_linf(model, images, labels, protocol=protocol, generator=starts, **settings)
+
+    return {"cw": cw, "pgd": pgd}[name]
 
 
 def _share(

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,11 +14,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from experiments import methods
+from experiments.attacks._inputs import Protocol as AttackProtocol
 from experiments.experiment import Config, Context, Result
 from experiments.norms import true_norms
 from experiments.training.batches import batches, count, pixels
 from experiments.training.board import Board
-from experiments.training.config import TrainConfig
+from experiments.training.config import ATTACKS, TrainConfig
 from experiments.training.evaluate import attacked_accuracy, test_accuracy
 from experiments.training.run import Run, prepared
 from experiments.training.team import Team
@@ -45,7 +47,8 @@ def train(config: Config, context: Context) -> Result:
         "result" and "timing". The result has "epochs", a list of dictionaries with "epoch" (from
         1), "loss", "train_accuracy", "test_accuracy", "norms" (the true ones, by layer) and
         "tracked" (the method's own estimates); of the finished model "test_accuracy",
-        "pgd_accuracy" and "cw_accuracy" (None where there was no attack); "norms" at the end,
+        "pgd_accuracy" and "cw_accuracy" (None where there was no attack), with the protocol
+        "both" once more in "paper_protocol", as the paper attacks; "norms" at the end,
         "final_norms" after our own method has been finalized (None for others); "parameters"; and
         "layers", the names of those measured. The timing has the seconds of training in each
         epoch (of the processor, on one), of the attacks, and of all, measuring included.
@@ -128,7 +131,8 @@ def _step(run: Run, images: Tensor, labels: Tensor, where: str) -> tuple[float, 
     loss = summed * (team.size / whole)
     for attachment in run.attachments:
         loss = loss + attachment.penalty()
-    value = float(loss.detach())
+    # The sum of all processes: if one of them alone gave up, the others would wait for it.
+    (value,) = team.total([float(loss.detach())])
     if not math.isfinite(value):
         raise TrainingDiverged(f"the loss is {value} at {where}{_remedy(run)}")
     loss.backward()
@@ -175,14 +179,13 @@ def _finished(run: Run) -> Result:
     model.eval().requires_grad_(False)
     accuracy = test_accuracy(model, run.data, config, team)
     start = time.perf_counter()
-    robust = {name: _attacked(run, name, place) for place, name in enumerate(("pgd", "cw"))}
+    robust = _attacked(run)
     attacks = time.perf_counter() - start
     return {
         "result": {
             "epochs": run.epochs,
             "test_accuracy": accuracy,
-            "pgd_accuracy": robust["pgd"],
-            "cw_accuracy": robust["cw"],
+            **robust,
             "norms": norms,
             "final_norms": final,
             "parameters": run.parameters,
@@ -199,9 +202,32 @@ def _end(attachment: Attachment, *, finalize: bool) -> None:
         attachment.remove()
 
 
-def _attacked(run: Run, name: str, place: int) -> float | None:
-    def say(share: float) -> None:
-        done = (place + min(share, 1.0)) / 2
-        run.say(SHARE_OF_TRAINING + (1 - SHARE_OF_TRAINING) * done, f"attack {name}")
+def _attacked(run: Run) -> dict[str, Any]:
+    """The accuracies under each attack, by the protocol, or by both."""
+    protocol = run.config.protocol
+    protocols: tuple[AttackProtocol, ...] = (
+        ("pixels", "paper") if protocol == "both" else (protocol,)
+    )
+    total = len(protocols) * len(ATTACKS)
 
-    return attacked_accuracy(name, run.model, run.data, run.config, run.team, say)
+    def accuracies(place: int) -> dict[str, float | None]:
+        return {
+            f"{name}_accuracy": attacked_accuracy(
+                name,
+                protocols[place],
+                run.model,
+                run.data,
+                run.config,
+                run.team,
+                partial(_say, run, name, place * len(ATTACKS) + number, total),
+            )
+            for number, name in enumerate(ATTACKS)
+        }
+
+    first, *other = (accuracies(place) for place in range(len(protocols)))
+    return {**first, "paper_protocol": other[0]} if other else dict(first)
+
+
+def _say(run: Run, name: str, place: int, total: int, share: float) -> None:
+    done = (place + min(share, 1.0)) / total
+    run.say(SHARE_OF_TRAINING + (1 - SHARE_OF_TRAINING) * done, f"attack {name}")

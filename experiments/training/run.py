@@ -14,8 +14,8 @@ from experiments import data as datasets
 from experiments import methods, models
 from experiments.experiment import Context
 from experiments.norms import layers_to_measure
-from experiments.training import checkpoint
 from experiments.training.batches import pixels
+from experiments.training.checkpoint import Checkpoint
 from experiments.training.config import TrainConfig
 from experiments.training.team import Team
 from spectralclip import Attachment, FoundLayer, attach
@@ -66,6 +66,11 @@ class Run:
         if self.team.rank == 0:
             self.context.say(share, words)
 
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """Where it is put aside."""
+        return Checkpoint(self.context.scratch, self.config, self.team, self.context.threads)
+
     def save(self) -> None:
         """Put the run aside."""
         state = {
@@ -76,11 +81,11 @@ class Run:
             "seconds": self.seconds,
             "elapsed": self.elapsed(),
         }
-        checkpoint.save(self.context.scratch, self.config, self.team, state)
+        self.checkpoint.save(state)
 
     def resume(self) -> None:
         """Take the run up again where it was put aside, if it was."""
-        state = checkpoint.load(self.context.scratch, self.config, self.team)
+        state = self.checkpoint.load()
         if state is None:
             return
         self.model.load_state_dict(state["model"])
@@ -105,6 +110,7 @@ def prepared(config: TrainConfig, context: Context, team: Team) -> Run:
     ).to(team.device)
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = team.with_common_statistics(model)
     example = pixels(data.train_images[:2], config, team.device)
     # All of these while the model is plain: methods may rename what it is made of.
     parameters = sum(parameter.numel() for parameter in model.parameters())

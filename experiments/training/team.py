@@ -57,6 +57,16 @@ class Team:
         dist.all_reduce(tensor)
         return [float(value) for value in tensor.tolist()]
 
+    def with_common_statistics(self, model: nn.Module) -> nn.Module:
+        """The model, with batch norms that see the whole batch, where torch has such: on GPUs.
+
+        On CPUs each process has the statistics of its own share.
+        """
+        if self.size == 1 or self.device.type != "cuda":
+            return model
+        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return converted
+
     def wrapped(self, model: nn.Module) -> nn.Module:
         """The model, with gradients averaged over the processes."""
         return model if self.size == 1 else DistributedDataParallel(model)
