@@ -45,7 +45,7 @@ def _versions() -> dict[str, str]:
 def commit() -> str | None:
     """The last one of the sources, with "-dirty" behind it if they have been changed since.
 
-    It is that of when it is asked for first, which is when the sources were loaded; None if unknown.
+    It is that of when it is asked for first, as the sources are loaded; None if unknown.
     Commits of results and pages make no difference.
     """
     found = _git("log", "-1", "--format=%h", "--abbrev=12", "--", *_SOURCES)
