@@ -135,6 +135,16 @@ def test_is_linear_and_drops_the_offset(case: Case, generator: torch.Generator) 
     assert not op.rmatvec(torch.zeros(op.out_shape, dtype=op.dtype)).any()
 
 
+def test_batches_wider_than_a_cache_come_out_the_same(generator: torch.Generator) -> None:
+    layer = nn.Conv2d(4, 3, 3, padding=1).requires_grad_(False)
+    op = as_operator(layer, (4, 50, 50), explicit=False)
+    wide = torch.randn(90, 4, 50, 50, generator=generator)
+    expected = F.conv_transpose2d(
+        F.conv2d(wide.double(), layer.weight.double(), padding=1), layer.weight.double(), padding=1
+    )
+    torch.testing.assert_close(op.gram(wide).double(), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("case", params(CASES))
 def test_gram_is_rmatvec_of_matvec(case: Case, generator: torch.Generator) -> None:
     op = operator(case)

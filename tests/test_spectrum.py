@@ -30,6 +30,7 @@ from torch.nn.utils import parametrizations
 
 import spectralclip as sc
 from spectralclip import Exact, Lanczos, LinearOperator, PowerQR, Spectrum, svds
+from spectralclip._subspace import rows_lq
 
 SOLVERS: dict[str, Any] = {"auto": "auto", "lanczos": Lanczos(), "exact": Exact()}
 
@@ -616,6 +617,36 @@ def test_power_qr_goes_on_from_a_warm_start() -> None:
     for result in results:
         np.testing.assert_allclose(result.S.numpy(), whole.S.numpy(), rtol=1e-10)
     assert float(begun.S[0]) != pytest.approx(float(whole.S[0]), rel=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("condition", [1.0, 10.0, 1e3, 1e6, np.inf])
+def test_rows_are_factored_however_close_to_dependent(
+    condition: float, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    left = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64, generator=generator)).Q
+    right = torch.linalg.qr(torch.randn(40, 6, dtype=torch.float64, generator=generator)).Q
+    values = torch.logspace(0, -np.log10(min(condition, 1e6)), 6, dtype=torch.float64)
+    values[-1] = 0.0 if condition == np.inf else values[-1]
+    rows = (left * values @ right.T).to(dtype)
+    L, Q = rows_lq(rows)
+    identity = torch.eye(6, dtype=dtype)
+    torch.testing.assert_close(Q @ Q.T, identity, rtol=0, atol=2e-4)
+    torch.testing.assert_close(L @ Q, rows, rtol=0, atol=100 * torch.finfo(dtype).eps)
+    assert torch.equal(L, L.tril())
+    expected = np.abs(np.linalg.qr(rows.double().numpy().T, mode="r").diagonal())
+    np.testing.assert_allclose(L.diagonal().abs().numpy(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_power_qr_finds_values_that_are_far_apart(shift: float) -> None:
+    layer = nn.Linear(30, 20, bias=False).requires_grad_(False)
+    U, V = (torch.linalg.qr(torch.randn(n, 20)).Q for n in (20, 30))
+    values = torch.logspace(1, -1, 20)
+    layer.weight.copy_(U * values @ V.T)
+    found = svds(layer, (30,), 10, solver=PowerQR(iterations=100, shift=shift))
+    torch.testing.assert_close(found.S, values[:10], rtol=2e-3, atol=0)
+    torch.testing.assert_close(found.V @ found.V.T, torch.eye(10), rtol=0, atol=1e-4)
 
 
 def test_power_qr_says_when_it_is_not_there_yet() -> None:

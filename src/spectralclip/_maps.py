@@ -91,7 +91,8 @@ class AutogradMap(LinearMap):
         self.target = Layout(function.shapes[stop])
         zero = torch.zeros(1, *self.source.shape, dtype=function.dtype, device=function.device)
         with torch.no_grad():
-            self._at_zero = self._evaluate(zero)
+            at_zero = self._evaluate(zero)
+        self._at_zero = at_zero if bool(at_zero.any()) else None
         self._graph: tuple[Tensor, Tensor] | None = None
         self._require_adjoint()
 
@@ -120,8 +121,8 @@ class AutogradMap(LinearMap):
 
     def forward(self, rows: Tensor) -> Tensor:
         with torch.no_grad():
-            y = self._evaluate(self.source.to_tensor(rows) * self._gain)
-            return self.target.to_rows((y - self._at_zero) / self._gain)
+            x = self.source.to_tensor(rows) * self._gain  # new memory: a layer may work in place
+            return self._linear_part(self._evaluate(x))
 
     def adjoint(self, rows: Tensor) -> Tensor:
         # A linear map's backward does not depend on where it was taken: one graph serves all
@@ -133,9 +134,13 @@ class AutogradMap(LinearMap):
         return self._backward(x, y, rows, keep=True)
 
     def linearize(self, rows: Tensor) -> tuple[Tensor, Adjoint]:
-        x, y = self._record(rows * self._gain)
-        image = self.target.to_rows((y.detach() - self._at_zero) / self._gain)
-        return image, lambda rows: self._backward(x, y, rows, keep=False)
+        x, y = self._record(rows if self._gain == 1 else rows * self._gain)
+        return self._linear_part(y.detach()), lambda rows: self._backward(x, y, rows, keep=False)
+
+    def _linear_part(self, y: Tensor) -> Tensor:
+        # A pass over a wide batch takes a good part of the time of the layer itself.
+        y = y if self._at_zero is None else y - self._at_zero
+        return self.target.to_rows(y if self._gain == 1 else y / self._gain)
 
     def _record(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():

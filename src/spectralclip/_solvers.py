@@ -26,6 +26,7 @@ from spectralclip._subspace import (
     Subspace,
     descending_eigh,
     orthonormal_rows,
+    rows_lq,
     small,
     tall_qr,
 )
@@ -334,9 +335,8 @@ class PowerQR(Solver):
         if X.shape[0] < k:
             X = torch.cat([X, random_rows(op, k - X.shape[0], generator)])
         for _ in range(self.iterations):
-            Q, R = tall_qr((self.shift * X + op.gram_rows(X)).T)
-            X = Q.T
-        S = (R.diagonal().abs() - self.shift).clamp_min(0).sqrt()
+            L, X = rows_lq(op.gram_rows(X).add_(X, alpha=self.shift))
+        S = (L.diagonal().abs() - self.shift).clamp_min(0).sqrt()
         S, order = S.sort(descending=True)
         V = X[order]
         images = op.forward_rows(V)

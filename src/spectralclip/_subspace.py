@@ -25,6 +25,26 @@ def tall_qr(columns: Tensor) -> tuple[Tensor, Tensor]:
     return Q.to(columns.device), R.to(columns.device)
 
 
+# Up to this, lost orthogonality is made good by the iteration that follows.
+_LOST = 1e-4
+
+
+def rows_lq(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The lower triangle L and the orthonormal rows Q with `rows = L Q`.
+
+    By the Cholesky factor of `rows rows^T`, which takes a fraction of the time of Householder's
+    reflections but loses eps times the squared condition of the rows; by these where that is much.
+    """
+    L, failed = torch.linalg.cholesky_ex(small(rows @ rows.T))
+    if not failed:
+        inverse = torch.linalg.solve_triangular(L, torch.eye(len(L), dtype=L.dtype), upper=False)
+        condition = float(L.norm() * inverse.norm()) / len(L)
+        if condition**2 * torch.finfo(rows.dtype).eps <= _LOST:
+            return L.to(rows), inverse.to(rows) @ rows
+    Q, R = tall_qr(rows.T)
+    return R.T, Q.T
+
+
 @final
 @dataclass(frozen=True)
 class Accuracy:
