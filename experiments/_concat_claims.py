@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from experiments import verdicts
 from experiments._resnet_runs import CLAMPED, CONCAT, PLAIN, accuracy, compositions, largest, of
-from experiments._settling import CORRECT, off, unless_still_falling
+from experiments._settling import CORRECT, off, unless_too_early
 from experiments._settling import RULE as SETTLING
 from experiments.accuracy_grid import method_name
 from experiments.experiment import Claim, Record, Verdict
@@ -36,7 +36,7 @@ def _clips_convolutions(records: Sequence[Record]) -> Verdict:
         [off(largest(record, 0, epoch)) for epoch in range(len(record.result["epochs"]))]
         for record in of(records, CONCAT)
     ]
-    return unless_still_falling(verdict, paths)
+    return unless_too_early(verdict, of(records, CONCAT), paths)
 
 
 def _approaches(records: Sequence[Record]) -> Verdict:

@@ -7,7 +7,7 @@ from functools import partial
 
 from experiments import _layer_norms_section as layers
 from experiments._settling import RULE as SETTLING
-from experiments._settling import unless_still_falling
+from experiments._settling import unless_too_early
 from experiments._step_times import (
     DLA_CIFAR,
     RESNET_CIFAR,
@@ -44,7 +44,7 @@ def _unless_unsettled(
     """What FastClip has not finished yet, at the end of a short run, contradicts nothing."""
     runs = [r for column in columns for r in select_column(records, column, "fast_clip")]
     paths = [[1 + measure(found) for found in layers.distances_by_epoch(run)] for run in runs]
-    return unless_still_falling(verdict, paths)
+    return unless_too_early(verdict, runs, paths)
 
 
 def _close(records: Sequence[Record], columns: Sequence[Column]) -> Verdict:

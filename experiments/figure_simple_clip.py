@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from experiments import _charts, _small_network, verdicts
-from experiments._settling import CORRECT, off, unless_still_falling
+from experiments._settling import CORRECT, off, unless_too_early
 from experiments._settling import RULE as SETTLING
 from experiments._small_network import SETTINGS, norms, plus_minus
 from experiments._trained import left_out, run, trained
@@ -132,7 +132,8 @@ def _is_correct(records: Sequence[Record], method: str) -> Verdict:
     margins = [math.log(CORRECT / path[-1]) for path in paths]
     name = f"{CORRECT:g} over the factor by which {NAMES[method]} is off"
     verdict = verdicts.judge([verdicts.Question(name, margins, unit="factor")])
-    return unless_still_falling(verdict, paths)
+    runs = verdicts.select(trained(records), method=method)
+    return unless_too_early(verdict, runs, paths)
 
 
 def _others_are_not(records: Sequence[Record]) -> Verdict:

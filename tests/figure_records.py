@@ -95,7 +95,8 @@ def concat(
 ) -> list[Record]:
     """ResNets of two layers and two epochs; accuracies of FastClip, -concat and with the clamp."""
     found = []
-    for config in figure_concat.grid("laptop"):
+    for short in figure_concat.grid("laptop"):
+        config = {**short, "epochs": 20}  # enough of them for a contradiction
         seed, method = config["seed"], config["method"].partition(":")[0]
         if seed >= seeds:
             continue

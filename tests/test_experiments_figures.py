@@ -403,6 +403,21 @@ def test_what_still_falls_contradicts_nothing(name: str, records: list[Record]) 
     assert verdict.kind == "not at this scale" and "Still falling, by 9.5 %" in verdict.reason
 
 
+@pytest.mark.parametrize(
+    ("name", "records", "steps"),
+    [
+        ("figure_simple_clip", simple(fast_clip=1.5), "909"),
+        ("figure_concat", concat(conv=1.6), "291"),
+    ],
+)
+def test_a_short_training_contradicts_nothing(name: str, records: list[Record], steps: str) -> None:
+    judge = EXPERIMENTS[name].claims[0].judge
+    assert judge(records).kind == CONTRADICTED
+    short = [replace(one, config={**one.config, "epochs": 3}) for one in records]
+    verdict = judge(short)
+    assert verdict.kind == NOT_YET and f"Only {steps} steps" in verdict.reason
+
+
 def test_what_falls_below_the_target_is_not_excused() -> None:
     made = falling(simple(fast_clip=0.5), ["conv"], "fast_clip")
     assert figure_simple_clip.CLAIMS[0].judge(made).kind == CONTRADICTED

@@ -392,7 +392,8 @@ def test_norms_that_still_fall_contradict_nothing(tmp_path):
             jitter = 1 + 1e-3 * record.config["seed"]
             norms = [{"a": norm * jitter, "b": 1.0} for norm in (first, last)]
             epochs = [{"norms": found, "tracked": {}} for found in norms]
-            return replace(record, result={**record.result, "epochs": epochs, "norms": norms[1]})
+            result = {**record.result, "epochs": epochs, "norms": norms[1]}
+            return replace(record, config={**record.config, "epochs": 20}, result=result)
 
         return change
 
