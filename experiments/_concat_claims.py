@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from experiments import verdicts
+from experiments import statistics, verdicts
 from experiments._resnet_runs import CLAMPED, CONCAT, PLAIN, accuracy, compositions, largest, of
-from experiments._settling import CORRECT, off, unless_too_early
+from experiments._settling import CORRECT, off, too_early, unless
 from experiments._settling import RULE as SETTLING
 from experiments.accuracy_grid import method_name
 from experiments.experiment import Claim, Record, Verdict
@@ -36,14 +36,14 @@ def _clips_convolutions(records: Sequence[Record]) -> Verdict:
         [off(largest(record, 0, epoch)) for epoch in range(len(record.result["epochs"]))]
         for record in of(records, CONCAT)
     ]
-    return unless_too_early(verdict, of(records, CONCAT), paths)
+    early = too_early(method_name(CONCAT), of(records, CONCAT), paths)
+    return unless(verdict, "contradicted", early)
 
 
 def _approaches(records: Sequence[Record]) -> Verdict:
     fall = _by_seed(records, CONCAT, lambda r: _excess(r, 0) - _excess(r, -1))
     plain = _by_seed(records, PLAIN, lambda r: _excess(r, -1))
     concat = _by_seed(records, CONCAT, lambda r: _excess(r, -1))
-    less = [plain[seed] - value for seed, value in concat.items() if seed in plain]
     return verdicts.judge(
         [
             verdicts.Question(
@@ -52,7 +52,9 @@ def _approaches(records: Sequence[Record]) -> Verdict:
                 unit="factor",
             ),
             verdicts.Question(
-                "excess of FastClip over that of FastClip-concat", less, unit="factor"
+                "excess of FastClip over that of FastClip-concat",
+                statistics.differences(plain, concat),
+                unit="factor",
             ),
         ]
     )

@@ -7,7 +7,7 @@ from functools import partial
 
 from experiments import _layer_norms_section as layers
 from experiments._settling import RULE as SETTLING
-from experiments._settling import unless_too_early
+from experiments._settling import too_early, unless
 from experiments._step_times import (
     DLA_CIFAR,
     RESNET_CIFAR,
@@ -18,7 +18,7 @@ from experiments._step_times import (
 )
 from experiments._stopwatch import PEACE
 from experiments.accuracy_claims import Column, select_column
-from experiments.accuracy_grid import PAPERS, RIVALS
+from experiments.accuracy_grid import PAPERS, RIVALS, method_name
 from experiments.experiment import Claim, Record, Verdict
 from experiments.statistics import log_ratios, summary
 from experiments.verdicts import Question, by_seed, judge
@@ -35,16 +35,15 @@ def _mean(found: Sequence[float]) -> float:
     return summary(found).mean
 
 
-def _unless_unsettled(
-    verdict: Verdict,
+def _too_early(
     records: Sequence[Record],
     columns: Sequence[Column],
+    method: str,
     measure: Callable[[Sequence[float]], float],
-) -> Verdict:
-    """What FastClip has not finished yet, at the end of a short run, contradicts nothing."""
-    runs = [r for column in columns for r in select_column(records, column, "fast_clip")]
+) -> str:
+    runs = [run for column in columns for run in select_column(records, column, method)]
     paths = [[1 + measure(found) for found in layers.distances_by_epoch(run)] for run in runs]
-    return unless_too_early(verdict, runs, paths)
+    return too_early(method_name(method), runs, paths)
 
 
 def _close(records: Sequence[Record], columns: Sequence[Column]) -> Verdict:
@@ -62,7 +61,7 @@ def _close(records: Sequence[Record], columns: Sequence[Column]) -> Verdict:
             for column in columns
         ]
     )
-    return _unless_unsettled(verdict, records, columns, max)
+    return unless(verdict, "contradicted", _too_early(records, columns, "fast_clip", max))
 
 
 def _precise(records: Sequence[Record], columns: Sequence[Column]) -> Verdict:
@@ -84,7 +83,9 @@ def _precise(records: Sequence[Record], columns: Sequence[Column]) -> Verdict:
             for rival in RIVALS
         ]
     )
-    return _unless_unsettled(verdict, records, columns, _mean)
+    rivals = "".join(_too_early(records, columns, rival, _mean) for rival in RIVALS)
+    verdict = unless(verdict, "reproduced", rivals)
+    return unless(verdict, "contradicted", _too_early(records, columns, "fast_clip", _mean))
 
 
 def _lag(record: Record) -> float | None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments import _step_times
-from experiments._stopwatch import peace
-from experiments.accuracy_claims import Column, as_run, select_column
+from experiments._stopwatch import left_out, peace
+from experiments.accuracy_claims import Column, as_run, select_column, select_columns
 from experiments.accuracy_grid import METHODS, method_name
 from experiments.experiment import Chart, Record, Table
 from experiments.report import conditions
@@ -71,7 +71,7 @@ def norm_chart(records: Sequence[Record], columns: Sequence[Column]) -> Chart:
         },
         "True norm of each dense layer and convolution at the end of training, from the first "
         "layer to the last, mean over seeds; the dashed line is the target. "
-        f"{conditions(_of(records, columns))}",
+        f"{conditions(select_columns(records, columns, METHODS))}",
         "Line chart of the norm of each layer by method, for each model and data set.",
     )
 
@@ -83,14 +83,16 @@ def precision_table(records: Sequence[Record], column: Column) -> Table:
     rows = [_precision_row(records, column, method) for method in METHODS]
     caption = (
         f"{column}: norms at the end of training, mean and standard deviation over seeds, and the "
-        f"share of layers within 10 % of 1. {conditions(_of(records, [column]))}"
+        "share of layers within 10 % of 1. "
+        f"{conditions(select_columns(records, [column], METHODS))}"
     )
     return Table(header, rows, caption)
 
 
 def time_table(records: Sequence[Record]) -> Table:
     """How long a step takes with each method, and how that grows with the network."""
-    found = _step_times.timed(records)
+    everything = _step_times.timed(records)
+    found = _step_times.undisturbed(everything)
     columns = as_run(found, _step_times.COLUMNS)
     smaller, larger = _step_times.RESNET_CIFAR, _step_times.DLA_CIFAR
     rows = []
@@ -98,16 +100,16 @@ def time_table(records: Sequence[Record]) -> Table:
         cells = []
         for column in columns:
             ours = _step_times.mean(found, column, method)
-            cells += [_spread(ours), _ratio(ours, _step_times.mean(found, column, "none"))]
+            cells += [ours.written(), _ratio(ours, _step_times.mean(found, column, "none"))]
         small, large = (_step_times.mean(found, one, method) for one in (smaller, larger))
         rows.append([method_name(method), *cells, _ratio(large, small)])
     header = ["method", *(w for c in columns for w in (f"seconds: {c}", "times none")), "growth"]
-    return Table(header, rows, _time_caption(found))
+    return Table(header, rows, _time_caption(found, len(everything) - len(found)))
 
 
-def _time_caption(found: Sequence[Record]) -> str:
+def _time_caption(found: Sequence[Record], disturbed: int) -> str:
     if not found:
-        return "Seconds of a training step: no runs."
+        return f"Seconds of a training step: no runs.{left_out(disturbed)}"
     configs = [record.config for record in found]
     seeds = len({config["seed"] for config in configs})
     widths = " or ".join(map(str, sorted({config["width"] for config in configs})))
@@ -118,7 +120,7 @@ def _time_caption(found: Sequence[Record]) -> str:
         f"ResNet-18 to DLA on CIFAR-10. Scale {found[0].scale}: width {widths}, "
         f"batches of {batches}, {seeds} seed{'' if seeds == 1 else 's'}, {len(found)} runs, each "
         "alone on the machine. "
-        f"{peace([record.run['timing'] for record in found])}"
+        f"{peace([record.run['timing'] for record in found])}{left_out(disturbed)}"
     )
 
 
@@ -129,21 +131,15 @@ def _precision_row(records: Sequence[Record], column: Column, method: str) -> li
     close = [[one <= CLOSE for one in distances(record)] for record in runs]
     return [
         method_name(method),
-        _spread(summary([max(norms(record).values()) for record in runs])),
-        _spread(summary([min(norms(record).values()) for record in runs])),
-        _spread(summary([summary(distances(record)).mean for record in runs])),
+        summary([max(norms(record).values()) for record in runs]).written(),
+        summary([min(norms(record).values()) for record in runs]).written(),
+        summary([summary(distances(record)).mean for record in runs]).written(),
         f"{100 * summary([summary(one).mean for one in close]).mean:.0f} %",
     ]
 
 
 def _ratio(above: Summary, below: Summary) -> str:
     return f"× {above.mean / below.mean:.2f}" if above.count and below.mean > 0 else MISSING
-
-
-def _spread(found: Summary) -> str:
-    if not found.count:
-        return MISSING
-    return f"{found.mean:.3g}" + ("" if found.std is None else f" ± {found.std:.2g}")
 
 
 def _norm_rows(
@@ -195,13 +191,4 @@ def _norm_layers() -> list[dict[str, Any]]:
         target,
         {"mark": {"type": "line", "strokeWidth": 1.2, "opacity": 0.7}, "encoding": drawn},
         {"mark": {"type": "point", "filled": True, "size": 22}, "encoding": drawn},
-    ]
-
-
-def _of(records: Sequence[Record], columns: Sequence[Column]) -> list[Record]:
-    return [
-        record
-        for column in columns
-        for method in METHODS
-        for record in select_column(records, column, method)
     ]

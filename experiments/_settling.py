@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from experiments.experiment import Config, Record, Verdict
+from experiments.experiment import Config, Record, Verdict, VerdictKind
 
 # How far from the target, as a factor on either side, a norm may end and still be called clipped to
 # it. The paper's method itself comes to rest at 1.08 in simple_conv_results.ipynb, the notebook
@@ -17,7 +17,8 @@ SETTLED = 0.01
 ENOUGH_STEPS = 1000
 RULE = (
     f"Where norms still come closer to the target by more than {100 * SETTLED:g} % in the last "
-    f"epoch, or training has fewer than {ENOUGH_STEPS:,} steps, nothing is contradicted yet."
+    f"epoch, or training has fewer than {ENOUGH_STEPS:,} steps, nothing is held against a method "
+    "yet."
 )
 
 
@@ -26,28 +27,29 @@ def off(norm: float) -> float:
     return math.exp(abs(math.log(max(norm, 1e-30))))
 
 
-def unless_too_early(
-    verdict: Verdict, records: Sequence[Record], paths: Sequence[Sequence[float]]
-) -> Verdict:
-    """The verdict, or that it is too early for a contradiction.
+def too_early(method: str, records: Sequence[Record], paths: Sequence[Sequence[float]]) -> str:
+    """Why the runs of a method cannot be held against it yet; empty where they can.
 
     Args:
-        verdict: On norms at the end.
-        records: The runs that it is about.
+        method: As it is named.
+        records: Its runs.
         paths: By which factor norms are off after each epoch, for each seed.
     """
-    if verdict.kind != "contradicted":
-        return verdict
     shortest = min((_steps(record.config) for record in records), default=math.inf)
+    if shortest < ENOUGH_STEPS:
+        return f"Only {shortest:,} steps of training with {method}. "
     falls = [math.log(path[-2] / path[-1]) for path in paths if len(path) > 1]
     fall = sum(falls) / len(falls) if falls else 0.0
-    if shortest < ENOUGH_STEPS:
-        early = f"Only {shortest:,} steps of training"
-    elif fall > SETTLED:
-        early = f"Still falling, by {100 * fall:.1f} % in the last epoch"
-    else:
+    if fall > SETTLED:
+        return f"{method} still falls, by {100 * fall:.1f} % in the last epoch. "
+    return ""
+
+
+def unless(verdict: Verdict, kind: VerdictKind, early: str) -> Verdict:
+    """The verdict, but that one of this kind is too early where there is a reason."""
+    if verdict.kind != kind or not early:
         return verdict
-    return Verdict("not at this scale", f"{early}. {verdict.reason}")
+    return Verdict("not at this scale", early + verdict.reason)
 
 
 def _steps(config: Config) -> float:

@@ -82,8 +82,4 @@ def norms(record: Record, layer: str = LAYER) -> list[float]:
 
 def plus_minus(values: Sequence[float], digits: int = 3) -> str:
     """Mean and standard deviation over seeds, for a table."""
-    found = summary(values)
-    if not found.count:
-        return "–"
-    spread = "" if found.std is None else f" ± {found.std:.{digits}f}"
-    return f"{found.mean:.{digits}f}{spread}"
+    return summary(values).written(f".{digits}f", f".{digits}f")

@@ -80,6 +80,11 @@ def peace(timings: Sequence[Mapping[str, Any]]) -> str:
     return f"{words}; the measuring process had at least {100 * least:.0f} % of a core."
 
 
+def left_out(disturbed: int) -> str:
+    """How many runs are not shown because something else went on, in a sentence after others."""
+    return f" Runs that were disturbed, and are left out: {disturbed}." if disturbed else ""
+
+
 def _siblings() -> dict[int, int] | None:
     """The clock ticks that each other process of the same parent has used; None if unknown."""
     processes = Path("/proc")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from experiments.accuracy_grid import CHANCE, DATASETS, MODELS, STAND_INS, plain_method
 from experiments.experiment import Record
 from experiments.published import METRICS
-from experiments.statistics import differences, summary
-from experiments.verdicts import Question, by_seed, select
+from experiments.statistics import summary
+from experiments.verdicts import Question, against, by_seed, select
 
 IMAGES = 10_000  # of the test set of either data set
 
@@ -51,6 +51,18 @@ def select_column(records: Sequence[Record], column: Column, method: str) -> lis
         for record in select(records, model=column.model, batch_norm=column.batch_norm)
         if record.config.get("dataset") in (column.dataset, STAND_INS[column.dataset])
         and plain_method(str(record.config.get("method"))) == method
+    ]
+
+
+def select_columns(
+    records: Sequence[Record], columns: Iterable[Column], methods: Sequence[str]
+) -> list[Record]:
+    """The runs of some methods in some columns."""
+    return [
+        record
+        for column in columns
+        for method in methods
+        for record in select_column(records, column, method)
     ]
 
 
@@ -134,14 +146,15 @@ def between(
     margin: float = 0.0,
 ) -> Question:
     """Asks whether one method in one column is above another in another, seed by seed."""
-    pairs = differences(values(records, *first, metric), values(records, *second, metric))
     where = str(first[0]) if first[0] == second[0] else f"{first[0]} against {second[0]}"
     who = first[1] if first[1] == second[1] else f"{first[1]} – {second[1]}"
     less = f", {100 * margin:+g} points" if margin else ""
-    return Question(
+    return against(
         f"{where}, {METRICS[metric]}: {who}{less}",
-        [value + margin for value in pairs],
-        step(records, metric),
+        values(records, *first, metric),
+        values(records, *second, metric),
+        margin=margin,
+        step=step(records, metric),
     )
 
 
@@ -149,7 +162,11 @@ def averaged(
     records: Sequence[Record], metric: str, methods: Sequence[str], above: Column, below: Column
 ) -> Question:
     """Asks whether methods are better in one column than in another, on their average."""
-    pairs = [_differences_by_seed(records, metric, method, above, below) for method in methods]
+    pairs = [
+        {seed: first[seed] - second[seed] for seed in first if seed in second}
+        for method in methods
+        for first, second in [[values(records, c, method, metric) for c in (above, below)]]
+    ]
     seeds = set(pairs[0]).intersection(*pairs[1:]) if pairs else set()
     return Question(
         f"{above} against {below}, {METRICS[metric]}, mean of {len(methods)} methods",
@@ -161,14 +178,6 @@ def averaged(
 def step(records: Sequence[Record], metric: str) -> float:
     """One image of those that the accuracy was counted on, the most that any run took."""
     return max((1 / _images(record, metric) for record in records), default=0.0)
-
-
-def _differences_by_seed(
-    records: Sequence[Record], metric: str, method: str, above: Column, below: Column
-) -> dict[int, float]:
-    first = values(records, above, method, metric)
-    second = values(records, below, method, metric)
-    return {seed: first[seed] - second[seed] for seed in first if seed in second}
 
 
 def _images(record: Record, metric: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.accuracy_claims import Column, as_run, select_column, values
+from experiments.accuracy_claims import Column, as_run, select_column, select_columns, values
 from experiments.accuracy_grid import MODELS, method_name
 from experiments.experiment import Chart, Record, Table
 from experiments.published import METRICS, Place, find
@@ -36,9 +36,7 @@ def ours(
     runs = select_column(records, column, method)
     diverged = sum(bool(record.result.get("diverged")) for record in runs)
     marked = f" ({diverged} diverged)" if diverged else ""
-    if not found.count:
-        return MISSING + marked
-    return f"{found.mean:.2f}" + ("" if found.std is None else f" ± {found.std:.2f}") + marked
+    return found.written(".2f", ".2f") + marked
 
 
 def by_column(
@@ -91,7 +89,7 @@ def _has_published_attack(records: Sequence[Record], column: Column, metric: str
 
 
 def _captioned(records: Sequence[Record], columns: Sequence[Column], methods: Sequence[str]) -> str:
-    shown = _shown(records, columns, methods)
+    shown = select_columns(records, columns, methods)
     twice = any(record.result.get("paper_protocol") for record in shown)
     also = f"; the columns {AS_PUBLISHED!r} are of attacks like the paper's." if twice else "."
     return f"{conditions(shown)} {NOTES}{also}"
@@ -114,20 +112,9 @@ def chart(
         name,
         _spec(rows, [method_name(method) for method in methods], list(map(str, columns))),
         f"Accuracies of {what}: small dots are seeds, large ones their mean, diamonds the paper. "
-        f"{conditions(_shown(records, columns, methods))} {NOTES}.",
+        f"{conditions(select_columns(records, columns, methods))} {NOTES}.",
         f"Dot plot of accuracies on the test set, under PGD and under CW by method, for {what}.",
     )
-
-
-def _shown(
-    records: Sequence[Record], columns: Sequence[Column], methods: Sequence[str]
-) -> list[Record]:
-    return [
-        record
-        for column in columns
-        for method in methods
-        for record in select_column(records, column, method)
-    ]
 
 
 def _place(column: Column, method: str, metric: str) -> Place:

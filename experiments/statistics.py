@@ -33,6 +33,17 @@ class Summary:
     mean: float
     std: float | None
 
+    def written(self, form: str = ".3g", spread: str = ".2g") -> str:
+        """As it stands in a table, "0.98 ± 0.01"; a dash where there are no numbers.
+
+        Args:
+            form: How the mean is formatted.
+            spread: How the standard deviation is.
+        """
+        if not self.count:
+            return "–"
+        return f"{self.mean:{form}}" + ("" if self.std is None else f" ± {self.std:{spread}}")
+
 
 def summary(values: Sequence[float]) -> Summary:
     """Mean and standard deviation of `values`."""

@@ -76,13 +76,16 @@ def judge(questions: Sequence[Question]) -> Verdict:
     asked = [question for question in questions if question.values]
     level = 1 - (1 - statistics.LEVEL) / len(questions)
     below = [question for question in asked if question.interval(level).is_below_zero]
+    # The number of a factor is its logarithm.
+    zero = "× 1" if all(question.unit == "factor" for question in questions) else "zero"
     if below:
-        return Verdict("contradicted", f"Below zero in {_listed(below, len(questions))}")
+        return Verdict("contradicted", f"Below {zero} in {_listed(below, len(questions))}")
     if missing:
         return Verdict("not at this scale", f"No runs for {_names(missing)}.")
     above = [question for question in asked if question.interval().is_above_zero]
     if len(above) == len(questions):
-        return Verdict("reproduced", f"Above zero in {_listed(_weakest(above), len(questions))}")
+        listed = _listed(_weakest(above), len(questions))
+        return Verdict("reproduced", f"Above {zero} in {listed}")
     if all(len(question.values) < 2 for question in asked):
         return Verdict("not at this scale", f"One seed, no interval: {_shown(_weakest(asked))}")
     rest = [question for question in asked if question not in above]
@@ -98,12 +101,23 @@ def by_seed(
         records: To choose from.
         measure: Takes the number from a record; None or NaN leaves the run out.
         **wanted: What the configuration has to hold, such as `method="gouk"`.
+
+    Raises:
+        ValueError: Two runs have one seed.
     """
     found: dict[int, float] = {}
+    taken: dict[int, str] = {}
     for record in select(records, **wanted):
         value = measure(record)
         if value is not None and not math.isnan(value):
-            found[int(record.config.get("seed", 0))] = float(value)
+            seed = int(record.config.get("seed", 0))
+            if seed in found:
+                raise ValueError(
+                    f"runs {taken[seed]} and {record.id} are of one method and one seed, and only "
+                    "one can stand in a comparison: give variants of a method an experiment of "
+                    "their own."
+                )
+            found[seed], taken[seed] = float(value), record.id
     return found
 
 

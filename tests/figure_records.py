@@ -162,8 +162,8 @@ def times(
     *, share: float = 1.0, beside: int | None = 0, seeds: int = SEEDS, **seconds: float
 ) -> list[Record]:
     """Seconds for each k, by method."""
-    usual = {"repeated": 3.0, "deflated": 4.0, "power_qr": 1.0, "ours": 0.2} | seconds
-    order = ("repeated", "deflated", "power_qr", "ours")
+    usual = {"repeated": 3.0, "deflated": 4.0, "power_qr": 1.0, "ours": 0.2, "plain": 0.4} | seconds
+    order = ("repeated", "deflated", "power_qr", "ours", "plain")
     found = []
     for config in figure_powerqr_time.grid("laptop"):
         if config["seed"] >= seeds:
@@ -181,7 +181,7 @@ def times(
         result = {
             "applications": dict.fromkeys(parts.NAMES, 100 * config["k"]),
             "errors": dict.fromkeys(parts.NAMES[1:], 1e-2),
-            "tol": 1e-2,
+            "attempts": dict.fromkeys(parts.NAMES[3:], 1),
             "threads": 1,
         }
         found.append(record("figure_powerqr_time", config, result, timing))

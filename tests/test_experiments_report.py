@@ -322,6 +322,10 @@ def changed(records, change, **wanted):
     return [change(record) if matches(record) else record for record in records]
 
 
+def lengthened(record):
+    return replace(record, config={**record.config, "epochs": 20})
+
+
 def slowed(factor):
     def change(record):
         if "training" not in record.config:
@@ -334,7 +338,9 @@ def slowed(factor):
 def test_figure_3_judges_norms_of_the_tables_and_times_of_its_own(tmp_path):
     records = figure_3(tmp_path)
     assert kinds(records, "ResNet-18: with FastClip all layers") == ["reproduced"]
-    assert kinds(records, "ResNet-18: FastClip is the most precise") == ["reproduced"]
+    precise = "ResNet-18: FastClip is the most precise"
+    assert kinds(records, precise) == ["not at this scale"]  # trainings are short
+    assert kinds(changed(records, lengthened), precise) == ["reproduced"]
     # Rivals were made two and three times as slow, all four times as slow on DLA.
     assert kinds(records, "is faster than") == ["reproduced"] * 2
     assert kinds(records, "grows by a smaller factor") == ["not at this scale"]
@@ -361,7 +367,7 @@ def test_times_of_runs_that_were_disturbed_do_not_count(tmp_path):
     records = changed(figure_3(tmp_path), disturbed)
     assert set(kinds(records, "is faster than")) == {"not at this scale"}
     caption = figure_layer_norms.section(records).blocks[-1].caption
-    assert "at least 50 % of a core" in caption
+    assert "no runs" in caption and "disturbed, and are left out: 42" in caption
 
 
 def test_our_own_method_cannot_contradict_what_the_paper_says_of_its_own(tmp_path):
@@ -393,7 +399,7 @@ def test_norms_that_still_fall_contradict_nothing(tmp_path):
             norms = [{"a": norm * jitter, "b": 1.0} for norm in (first, last)]
             epochs = [{"norms": found, "tracked": {}} for found in norms]
             result = {**record.result, "epochs": epochs, "norms": norms[1]}
-            return replace(record, config={**record.config, "epochs": 20}, result=result)
+            return lengthened(replace(record, result=result))
 
         return change
 

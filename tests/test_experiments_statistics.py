@@ -147,6 +147,8 @@ def test_runs_are_chosen_by_their_configuration():
 
     records = [record("a", 0, 1.0), record("a", 1, None), record("b", 0, 3.0)]
     assert by_seed(records, lambda one: one.result["x"], method="a") == {0: 1.0}
+    with pytest.raises(ValueError, match="a0 and b0 are of one method and one seed"):
+        by_seed(records, lambda one: one.result["x"])
     assert [one.id for one in select(records, seed=0)] == ["a0", "b0"]
     asked = against("q", {0: 1.0, 1: 2.0}, {0: 1.5, 1: 2.0}, margin=1.0, step=0.1)
     assert (asked.values, asked.step) == ([0.5, 1.0], 0.1)
