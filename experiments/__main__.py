@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,12 +16,13 @@ from experiments import data as datasets
 from experiments import registry
 from experiments.display import display
 from experiments.engine import schedule
+from experiments.engine.device import require_device
 from experiments.engine.local import LocalEngine
 from experiments.engine.ray import RayEngine
 from experiments.engine.work import Engine, Task
-from experiments.experiment import SCALES, Cell, Scale
+from experiments.experiment import SCALES, Cell, Experiment, Scale
 from experiments.guard import CODES, FAILED, FINE, Problem, guarded, note
-from experiments.store import Store, default_folder
+from experiments.store import Store, results_folder
 from spectralclip._audit._table import Column, Sheet, plain_table
 
 
@@ -62,7 +63,7 @@ def list_experiments(context: typer.Context, results: Results = None) -> None:
     """All experiments, with how many of their runs are finished at each scale."""
     rows = []
     for one in registry.find(context.obj).values():
-        stores = [Store(results or default_folder(scale)) for scale in SCALES]
+        stores = [Store(results_folder(results, scale)) for scale in SCALES]
         counts = [
             _count(one.cells(scale), store) for scale, store in zip(SCALES, stores, strict=True)
         ]
@@ -93,7 +94,7 @@ def run(
     results: Results = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="PATTERN", help="Only runs with such an id, as 'gouk*'; repeatable."),
+        typer.Option(metavar="PATTERN", help="Only runs with such an id, as '*gouk*'; repeatable."),
     ] = None,
     retries: Annotated[
         int, typer.Option(min=0, help="How often a run that fails is begun again.")
@@ -103,12 +104,13 @@ def run(
 ) -> None:
     """Do the runs of experiments that are not finished yet."""
     wanted: Scale = scale.value
-    folder = datasets.data_folder(data)
-    if folder.exists() and not folder.is_dir():
-        raise Problem(f"--data: expected a folder for data sets, got {folder}: it is a file.")
+    # A cluster may have GPUs where this machine has none.
+    require_device(device, here=engine is Engines.local)
+    store = Store(results_folder(results, wanted))
+    folder = _data_folder(data)
     cells = _chosen(registry.cells(names, wanted, context.obj), only or [])
-    store = Store(results or default_folder(wanted))
     store.require_writable()
+    _tell_needs(names, context.obj)
     # Once, and not in each process.
     missing = [cell for cell in cells if not store.finished(cell)]
     datasets.fetch((cell.config for cell in missing), folder)
@@ -120,7 +122,7 @@ def run(
 
     by = _engine(engine, workers, threads, device)
     with display(len(cells)) as shown:
-        summary = schedule.run(cells, store, by, shown, task, retries=retries)
+        summary = schedule.run(cells, store, by, shown, task, retries=retries, note=note)
     _tell(summary, store)
     if summary.failed:
         raise typer.Exit(FAILED)
@@ -128,6 +130,7 @@ def run(
 
 @app.command()
 def report(
+    context: typer.Context,
     results: Results = None,
     scale: Annotated[
         Scales | None,
@@ -138,11 +141,14 @@ def report(
 ) -> None:
     """Make the pages of the report from the results."""
     wanted: Scale | None = None if scale is None else scale.value
-    folder = results or default_folder(wanted)
-    if not folder.is_dir():
-        raise Problem(f"no results in {folder}: run experiments first, or give --results.")
+    folder = results_folder(results, wanted)
+    store, experiments = Store(folder), registry.find(context.obj)
+    if not _has_results(store, experiments.values(), wanted):
+        of = f" of the scale {wanted}" if wanted else ""
+        raise Problem(f"no results{of} in {folder}: run experiments first, or give --results.")
     pages = importlib.import_module("experiments.report")
-    for path in pages.write(Store(folder), folder, scale=wanted):
+    title = None if context.obj == registry.PACKAGE else registry.title(context.obj)
+    for path in pages.write(store, folder, scale=wanted, experiments=experiments, title=title):
         print(f"wrote {path}")
 
 
@@ -165,22 +171,43 @@ def _run(args: list[str], package: str) -> int:
     return int(command.main(args, prog_name=name, standalone_mode=False, obj=package) or FINE)
 
 
+def _data_folder(given: Path | None) -> Path:
+    folder = datasets.data_folder(given)
+    if folder.exists() and not folder.is_dir():
+        raise Problem(f"--data: expected a folder for data sets, got {folder}: it is a file.")
+    return folder
+
+
+def _tell_needs(names: Sequence[str], package: str) -> None:
+    for name, others in registry.also_needed(names, package).items():
+        note(f"{name} also needs the runs of {', '.join(others)}.")
+
+
 def _count(cells: Sequence[Cell], store: Store) -> str:
     return f"{sum(map(store.finished, cells))}/{len(cells)}"
 
 
+def _has_results(store: Store, experiments: Iterable[Experiment], scale: Scale | None) -> bool:
+    scales = SCALES if scale is None else (scale,)
+    return any(
+        store.finished(cell) for one in experiments for size in scales for cell in one.cells(size)
+    )
+
+
 def _chosen(cells: list[Cell], patterns: Sequence[str]) -> list[Cell]:
-    chosen = [
-        cell
-        for cell in cells
-        if not patterns or any(fnmatchcase(cell.id, f"{one}*") for one in patterns)
-    ]
-    if cells and not chosen:
+    if not patterns:
+        return cells
+    idle = [one for one in patterns if not any(_fits(cell, one) for cell in cells)]
+    if cells and idle:
         raise Problem(
-            f"--only: expected a pattern for ids such as {cells[0].id}, got "
-            f"{', '.join(patterns)}: it fits none of {len(cells)}."
+            f"--only: expected patterns for ids such as {cells[0].id}, got {', '.join(idle)}: "
+            f"{'it fits' if len(idle) == 1 else 'they fit'} none of {len(cells)}."
         )
-    return chosen
+    return [cell for cell in cells if any(_fits(cell, one) for one in patterns)]
+
+
+def _fits(cell: Cell, pattern: str) -> bool:
+    return fnmatchcase(cell.id, f"{pattern}*")
 
 
 def _engine(kind: Engines, workers: int | None, threads: int, device: str) -> Engine:

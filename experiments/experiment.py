@@ -44,6 +44,11 @@ class Cell:
         plain = "".join(c if c.isalnum() else "-" for c in words.lower())
         return f"{'-'.join(filter(None, plain.split('-')))}-{digest}"
 
+    @property
+    def alone(self) -> bool:
+        """Whether nothing else may run meanwhile, as the run measures times."""
+        return bool(self.config.get("alone"))
+
 
 @dataclass(frozen=True)
 class Context:
@@ -157,6 +162,7 @@ class Experiment:
         section: Its part of the report, from its records of one scale.
         claims: What it can judge.
         uses: Experiments whose records it reads too; its own grid may then be empty.
+        cpu_only: Whether it runs on the CPU, whatever device was asked for.
     """
 
     name: str
@@ -167,6 +173,7 @@ class Experiment:
     section: Callable[[Sequence[Record]], Section]
     claims: tuple[Claim, ...] = ()
     uses: tuple[str, ...] = field(default=())
+    cpu_only: bool = False
 
     def cells(self, scale: Scale) -> list[Cell]:
         """All runs at a scale."""

@@ -117,4 +117,5 @@ EXPERIMENT = Experiment(
     run=run,
     section=section,
     claims=CLAIMS,
+    cpu_only=True,
 )

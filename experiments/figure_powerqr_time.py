@@ -134,4 +134,5 @@ EXPERIMENT = Experiment(
     run=run,
     section=parts.section,
     claims=parts.CLAIMS,
+    cpu_only=True,
 )

@@ -16,6 +16,7 @@ import typer
 from experiments.engine.work import error_line
 
 FINE, FAILED, BAD_INPUT, INTERRUPTED, NOBODY_READS, TERMINATED = 0, 1, 2, 130, 141, 143
+_STOPPED = {INTERRUPTED: "stopped", TERMINATED: "terminated"}
 CODES = (
     "Exit codes: 0 fine, 1 some runs have failed, 2 bad input, 130 stopped by Ctrl-C, 143 "
     "terminated. --debug shows where an error comes from."
@@ -49,8 +50,8 @@ def guarded(run: Callable[[], int], *, debug: bool) -> int:
             traceback.print_exc()
         note(f"error: {_message(error)}")
         code = BAD_INPUT
-    if code == INTERRUPTED:  # which the parser of the command line may tell by its code alone
-        note("stopped: what is stored stays, and the same command goes on with the rest.")
+    if code in _STOPPED:  # which the parser of the command line may tell by its code alone
+        note(f"{_STOPPED[code]}: what is stored stays, and the same command goes on with the rest.")
     return code
 
 

@@ -1,4 +1,4 @@
-"""Locks between processes, so that no two of them do the same run.
+"""Locks between processes, so that no two of them do the same run or disturb what one measures.
 
 A lock is a file that its owner holds by `flock`. The system frees it when the owner ends, however
 that happens, so a file that a killed owner has left behind is not held and is taken over. Where
@@ -23,12 +23,17 @@ class Lock:
 
     def release(self) -> None:
         """Let others have it."""
-        self._path.unlink(missing_ok=True)  # while nobody else can hold it
+        if _flock(self._path, self._handle, fcntl.LOCK_EX):
+            self._path.unlink(missing_ok=True)  # while nobody else can hold it
         os.close(self._handle)
 
 
-def take(path: Path) -> Lock | None:
+def take(path: Path, *, shared: bool = False) -> Lock | None:
     """The lock of that file, or None if a process that is alive holds it.
+
+    Args:
+        path: Of the file.
+        shared: Whether others that share it may hold it at the same time.
 
     Raises:
         OSError: The folder cannot be written to, or its file system has no locks.
@@ -37,13 +42,13 @@ def take(path: Path) -> Lock | None:
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            is_ours = _flock(path, handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        except OSError:
+            os.close(handle)
+            raise
+        if not is_ours:
             os.close(handle)
             return None
-        except OSError as error:
-            os.close(handle)
-            raise OSError(error.errno, error.strerror, str(path)) from error
         if _is_at(path, handle):
             os.ftruncate(handle, 0)
             os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
@@ -57,6 +62,17 @@ def owner(path: Path) -> str:
         return path.read_text().strip() or "another process"
     except OSError:
         return "another process"
+
+
+def _flock(path: Path, handle: int, kind: int) -> bool:
+    """Hold a file in that way, unless others hold it in a way that excludes it."""
+    try:
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    return True
 
 
 def _is_at(path: Path, handle: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from experiments.experiment import Cell, Experiment, Scale
@@ -59,6 +59,25 @@ def find(package: str = PACKAGE) -> dict[str, Experiment]:
         Unknown: A file does not hold what it should.
     """
     return {name: load(name, package) for name in names(package)}
+
+
+def title(package: str) -> str:
+    """The first line of what a package says of itself, or its name."""
+    lines = (importlib.import_module(package).__doc__ or "").strip().splitlines()
+    return (lines[0].strip().rstrip(".") if lines else "") or package
+
+
+def also_needed(wanted: Sequence[str], package: str = PACKAGE) -> dict[str, list[str]]:
+    """The experiments that were not named, but whose runs those that were read, by their names.
+
+    Raises:
+        Unknown: There is none of a name.
+    """
+    if "all" in wanted:
+        return {}
+    uses = {name: load(name, package).uses for name in wanted}
+    missing = {name: [one for one in used if one not in wanted] for name, used in uses.items()}
+    return {name: others for name, others in missing.items() if others}
 
 
 def cells(wanted: Iterable[str], scale: Scale, package: str = PACKAGE) -> list[Cell]:

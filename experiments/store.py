@@ -30,6 +30,18 @@ def default_folder(scale: Scale | None) -> Path:
     return Path("runs/smoke") if scale == "smoke" else Path("results")
 
 
+def results_folder(given: Path | None, scale: Scale | None) -> Path:
+    """The folder of results that was given, or that of a scale.
+
+    Raises:
+        ValueError: It is a file.
+    """
+    folder = given or default_folder(scale)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--results: expected a folder for results, got {folder}: it is a file.")
+    return folder
+
+
 @final
 class Store:
     """The runs in a folder.
@@ -66,9 +78,11 @@ class Store:
 
         Raises:
             TypeError: JSON cannot hold the result.
-            ValueError: A number in it is not finite.
+            ValueError: A number in it is not finite, or it is empty.
             OSError: The file cannot be written.
         """
+        if not result:
+            raise ValueError("result: expected what came out of the run, got nothing.")
         return self._write(
             {
                 "format": FORMAT,
@@ -124,6 +138,17 @@ class Store:
         """Which process has the lock of a run, in words."""
         return owner(self._work(cell, ".lock"))
 
+    def room(self, cell: Cell) -> Lock | None:
+        """The right to use the machine: with others who do, or alone if the run measures times.
+
+        None while another process that goes on in this folder measures times, or would disturb.
+        """
+        return take(self._room(), shared=not cell.alone)
+
+    def room_owner(self) -> str:
+        """Which process has that right, in words."""
+        return owner(self._room())
+
     def clear(self, cell: Cell) -> None:
         """Remove what only an unfinished run needs."""
         shutil.rmtree(self.scratch(cell), ignore_errors=True)
@@ -137,6 +162,9 @@ class Store:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         require_writable(self.folder / "probe.json")
+
+    def _room(self) -> Path:
+        return self.folder / ".work" / "room.lock"
 
     def _work(self, cell: Cell, ending: str = "") -> Path:
         return self.folder / ".work" / cell.experiment / f"{cell.id}{ending}"
@@ -160,7 +188,26 @@ def _read(path: Path) -> dict[str, Any]:
         raise _unreadable(path, f"expected the fields {', '.join(sorted(missing))}, got none")
     if document["id"] != path.stem or document["experiment"] != path.parent.name:
         raise _unreadable(path, f"it is of {document['experiment']}/{document['id']}")
+    _check_parts(path, document)
     return document
+
+
+def _check_parts(path: Path, document: Mapping[str, Any]) -> None:
+    for name in ("config", "result", "run"):
+        if not isinstance(document[name], dict):
+            got = type(document[name]).__name__
+            raise _unreadable(path, f"{name}: expected names with values, got {got}")
+    if not document["result"]:
+        raise _unreadable(path, "result: expected what came out of the run, got nothing")
+    scales = document["scales"]
+    if not isinstance(scales, list) or not scales or any(one not in SCALES for one in scales):
+        raise _unreadable(path, f"scales: expected some of {', '.join(SCALES)}, got {scales}")
+    try:
+        wanted = Cell(document["experiment"], scales[0], document["config"]).id
+    except ValueError as error:
+        raise _unreadable(path, f"config: {error}") from error
+    if wanted != document["id"]:
+        raise _unreadable(path, f"its configuration is that of {wanted}")
 
 
 def _unreadable(path: Path, why: str) -> Unreadable:

@@ -17,11 +17,12 @@ from pathlib import Path
 
 from experiments import data as datasets
 from experiments import registry
+from experiments.engine.device import require_device
 from experiments.engine.work import Failed, Task, now_and_then, perform
 from experiments.experiment import SCALES, Cell
 from experiments.guard import FAILED, FINE, Problem, guarded, note
 from experiments.lock import Lock
-from experiments.store import Store, Unreadable, default_folder
+from experiments.store import Store, Unreadable, results_folder
 from experiments.training.team import Team
 
 
@@ -32,32 +33,36 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
+    if given.threads < 1:
+        raise Problem(f"--threads: expected at least 1, got {given.threads}.")
+    require_device(given.device)
     cell = _only(registry.cells([given.experiment], given.scale), given.run)
-    store = Store(given.results or default_folder(given.scale))
+    store = Store(results_folder(given.results, given.scale))
     team = Team.joined(given.device)
-    lock, trouble = None, None
+    locks: list[Lock] = []
+    trouble = None
     if team.rank == 0:
         try:
-            lock = _begun(store, cell, given.data)
+            locks = _begun(store, cell, given.data)
         except Exception as error:
             trouble = error
     # The others do as the first does, which they learn here: they would wait for it otherwise.
-    goes_on = team.total([float(lock is not None)])[0] > 0
+    goes_on = team.total([float(len(locks))])[0] > 0
     try:
         if trouble is not None:
             raise trouble
         return _done(store, cell, given, team) if goes_on else FINE
     finally:
-        if lock is not None:
+        for lock in locks:
             lock.release()
 
 
-def _begun(store: Store, cell: Cell, data: Path | None) -> Lock | None:
-    """The right to do the run; None if it is stored.
+def _begun(store: Store, cell: Cell, data: Path | None) -> list[Lock]:
+    """The rights to do the run and to use the machine; none if it is stored.
 
     Raises:
         DataMissing: Its data set is not there, and could not be had.
-        Problem: Another process is doing it.
+        Problem: Another process is doing it, or one of the two has to be alone.
         Unreadable: There is a file in its place that is no stored run.
     """
     store.require_writable()
@@ -67,15 +72,24 @@ def _begun(store: Store, cell: Cell, data: Path | None) -> Lock | None:
     if lock is None:
         raise Problem(f"{cell.id} is being done by {store.owner(cell)}: wait for it, or end it.")
     try:
-        is_there = store.finished(cell) or store.adopt(cell)
-    except Unreadable:
+        if not (store.finished(cell) or store.adopt(cell)):
+            return [lock, _room(store, cell)]
+    except (Problem, Unreadable):
         lock.release()
         raise
-    if not is_there:
-        return lock
     lock.release()
     print(f"{store.path(cell)} is there.")
-    return None
+    return []
+
+
+def _room(store: Store, cell: Cell) -> Lock:
+    room = store.room(cell)
+    if room is None:
+        raise Problem(
+            f"{store.room_owner()} runs in {store.folder}, and runs that measure times go alone: "
+            "wait for it, or end it."
+        )
+    return room
 
 
 def _done(store: Store, cell: Cell, given: argparse.Namespace, team: Team) -> int:

@@ -89,6 +89,21 @@ def test_cw_breaks_what_its_constant_can_pay_for() -> None:
     assert torch.equal(found[~broken], images[~broken])
 
 
+def test_cw_breaks_more_than_its_constant_can_pay_for_with_long_steps() -> None:
+    """Adam goes beyond the minimum, and points there count as well."""
+    model, images, labels, normal, lead = halves()
+    price = 2 * (lead + 0.1) / normal.flatten(1).norm(dim=1) ** 2
+    const = float(price.median())
+    options: dict[str, Any] = {"confidence": 0.1, "iterations": 400, "initial_const": const}
+    broken = {}
+    for lr in (0.002, 0.05, 0.2):
+        found = carlini_wagner_l2(model, images, labels, lr=lr, **options)
+        broken[lr] = wrong(model, found, labels)
+        assert broken[lr][price < const].all()
+    assert int((price <= const).sum()) == 20
+    assert broken[0.002].sum() < broken[0.05].sum() < broken[0.2].sum()
+
+
 def test_cw_searches_a_constant_that_is_large_enough() -> None:
     model, images, labels, normal, lead = halves()
     exact = (lead + 0.1) / normal.flatten(1).norm(dim=1)

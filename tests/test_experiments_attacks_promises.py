@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -79,7 +80,7 @@ def test_an_attack_that_found_nothing_is_no_success(pixel: float) -> None:
     model = nn.Sequential(nn.Flatten(), dense).double().eval()
     images = torch.full((3, 1, 2, 2), pixel, dtype=torch.float64)
     labels = torch.full((3,), int(pixel > 0))
-    options: dict[str, Any] = {"confidence": 0.1, "iterations": 20, "initial_const": 0.0}
+    options: dict[str, Any] = {"confidence": 0.1, "iterations": 20, "initial_const": 1e-12}
     found = carlini_wagner_l2(model, images, labels, **options)
     assert torch.equal(found, images)
     assert robust_accuracy(model, images, found, labels) == 1
@@ -139,21 +140,37 @@ def test_bytes_and_diverged_models_are_refused(attack: Attack) -> None:
         attack(diverged, images, labels)
 
 
+POSITIVE = (0, -1.0, math.nan, math.inf, True, "1")
+NOT_NEGATIVE = (-0.1, math.nan, math.inf, None)
+COUNT = (0, -1, 1.5, 2.0, math.nan, True, None)
+REFUSED: list[tuple[Attack, str, tuple[object, ...]]] = [
+    (some_pgd, "eps", NOT_NEGATIVE),
+    (some_pgd, "steps", COUNT),
+    (some_pgd, "step_size", POSITIVE),
+    (some_pgd, "batch", COUNT),
+    (some_cw, "confidence", NOT_NEGATIVE),
+    (some_cw, "initial_const", POSITIVE),
+    (some_cw, "lr", POSITIVE),
+    (some_cw, "iterations", COUNT),
+    (some_cw, "search_steps", COUNT),
+    (some_cw, "batch", COUNT),
+]
+
+
 @pytest.mark.parametrize(
-    ("attack", "options"),
-    [
-        (some_pgd, {"eps": -0.1}),
-        (some_pgd, {"steps": 0}),
-        (some_cw, {"iterations": 0}),
-        (some_cw, {"search_steps": 0}),
-        (some_cw, {"confidence": -1.0}),
-        (some_cw, {"initial_const": -1.0}),
-    ],
+    ("attack", "name", "value"),
+    [(attack, name, value) for attack, name, values in REFUSED for value in values],
 )
-def test_options_out_of_range_are_refused(attack: Attack, options: dict[str, Any]) -> None:
+def test_numbers_out_of_range_are_refused_by_name(attack: Attack, name: str, value: object) -> None:
     images, labels = torch.zeros(2, 1, 5, 5), torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(ValueError, match="at least"):
-        attack(nn.Flatten().eval(), images, labels, **options)
+    with pytest.raises(ValueError, match=rf"^{name} must be .*, got .*\.$"):
+        attack(nn.Flatten().eval(), images, labels, **{name: value})
+
+
+def test_images_that_an_attack_spoilt_are_not_blamed_on_the_model() -> None:
+    images, labels = torch.full((2, 3), 0.5), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match="adversarial must be finite"):
+        robust_accuracy(nn.Identity().eval(), images, images * math.nan, labels)
 
 
 def test_a_random_start_needs_a_generator() -> None:

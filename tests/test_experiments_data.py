@@ -165,6 +165,23 @@ def test_an_archive_is_unpacked_once(
     assert len(opened) == 2
 
 
+@pytest.mark.parametrize("download", [False, True])
+def test_what_was_kept_is_used_without_the_archive(
+    made: Made, tmp_path: Path, download: bool
+) -> None:
+    archive = made.archive(tmp_path / "cifar-10-binary.tar.gz")
+    cifar10.load(tmp_path, release=made.release)
+    archive.unlink()
+    for folder in (tmp_path, tmp_path / "not there"):
+        # There is no mirror: a download could only fail.
+        made.agrees_with(cifar10.load(folder, download=download, release=made.release))
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+    (kept,) = (tmp_path / "cache").iterdir()
+    kept.write_bytes(kept.read_bytes()[:-1])
+    with pytest.raises(data.DataMissing):
+        cifar10.load(tmp_path, download=download, release=made.release)
+
+
 def test_without_a_cache_all_goes_on(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

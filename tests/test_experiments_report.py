@@ -596,7 +596,7 @@ def test_what_claims_say_is_text_and_never_markup(tmp_path):
     claim = Claim("<b>x</b>\ny", "z", "r", lambda records: verdict)
     store, experiment = Store(tmp_path), tiny([claim])
     for cell in experiment.cells("laptop"):
-        store.save(cell, {}, {})
+        store.save(cell, {"a": 1}, {})
     write(store, tmp_path, experiments={experiment.name: experiment})
     text = (tmp_path / "index.html").read_text()
     assert "<script" not in text and "<b>" not in text and "&lt;script&gt;" in text
@@ -616,10 +616,10 @@ def test_the_largest_complete_scale_is_reported(tmp_path):
     reported = {experiment.name: experiment}
     write(store, tmp_path, experiments=reported)
     assert chosen == [] and "No runs yet." in (tmp_path / "index.md").read_text()
-    store.save(experiment.cells("paper")[2], {}, {})
+    store.save(experiment.cells("paper")[2], {"a": 1}, {})
     write(store, tmp_path, experiments=reported)
     for cell in experiment.cells("laptop"):
-        store.save(cell, {}, {})
+        store.save(cell, {"a": 1}, {})
     write(store, tmp_path, experiments=reported)
     for cell in experiment.cells("paper")[:2]:
         assert store.adopt(cell)
@@ -631,7 +631,7 @@ def test_the_largest_complete_scale_is_reported(tmp_path):
 def test_runs_of_an_older_grid_are_left_out(tmp_path):
     store, older = Store(tmp_path), tiny(paper=5)
     for cell in older.cells("paper"):
-        store.save(cell, {}, {"seconds": 3600})
+        store.save(cell, {"a": 1}, {"seconds": 3600})
     newer = tiny(paper=3)
     write(store, tmp_path, experiments={newer.name: newer})
     assert "| Tiny | paper | 3 | 3 | 3.00 |" in (tmp_path / "index.md").read_text()
@@ -641,7 +641,7 @@ def test_a_smoke_run_reproduces_nothing(tmp_path):
     claim = Claim("c", "w", "r", lambda records: Verdict("reproduced", "sure"))
     store, experiment = Store(tmp_path), tiny([claim])
     for cell in experiment.cells("smoke"):
-        store.save(cell, {}, {})
+        store.save(cell, {"a": 1}, {})
     write(store, tmp_path, "smoke", experiments={experiment.name: experiment})
     text = (tmp_path / "index.md").read_text()
     assert "**not at this scale** (smoke)" in text and "sure" not in text
@@ -650,7 +650,7 @@ def test_a_smoke_run_reproduces_nothing(tmp_path):
 def test_two_charts_of_one_name_are_refused(tmp_path):
     chart = Chart("same", {"data": {"values": []}, "mark": "point"}, "c", "a")
     store, experiment = Store(tmp_path), tiny(blocks=(chart, chart))
-    store.save(experiment.cells("laptop")[0], {}, {})
+    store.save(experiment.cells("laptop")[0], {"a": 1}, {})
     with pytest.raises(ValueError, match="'same'"):
         write(store, tmp_path, experiments={experiment.name: experiment})
     assert not (tmp_path / "index.md").exists()

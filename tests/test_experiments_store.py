@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy
 import pytest
 import torch
 
-from experiments.experiment import Cell, Experiment, Scale, Section
+from experiments.experiment import SCALES, Cell, Experiment, Scale, Section
 from experiments.lock import take
 from experiments.plain import plain
 from experiments.report._page import Page, gather
@@ -87,6 +88,7 @@ def test_records_are_in_the_order_of_their_ids(store: Store) -> None:
         ({"norm": torch.ones(1)}, TypeError, r"result\.norm: .* Tensor: .*item"),
         ({"count": numpy.int64(3)}, TypeError, r"result\.count: .* int64"),
         ({1: 2}, TypeError, r"result: expected words for keys, got 1 \(int\)"),
+        ({}, ValueError, "result: expected what came out of the run, got nothing"),
     ],
 )
 def test_what_json_cannot_hold_is_refused(
@@ -139,6 +141,42 @@ def test_a_file_that_is_no_run_is_named(store: Store, change: Any, complaint: st
         assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"config": {"label": "A cell", "seed": 4}}, "its configuration is that of a-cell-"),
+        ({"config": {"label": "A cell", "seed": None}}, "its configuration is that of a-cell-"),
+        ({"config": {"label": "A cell", "seed": float("nan")}}, "config: .*JSON"),
+        ({"config": None}, "config: expected names with values, got NoneType"),
+        ({"result": {}}, "result: expected what came out of the run, got nothing"),
+        ({"result": [1]}, "result: expected names with values, got list"),
+        ({"run": []}, "run: expected names with values, got list"),
+        ({"scales": "laptop"}, "scales: expected some of smoke, laptop, paper, got laptop"),
+        ({"scales": []}, "scales: expected some of"),
+        ({"scales": ["laptop", {}]}, "scales: expected some of"),
+    ],
+)
+def test_a_file_whose_parts_do_not_belong_together_is_named(
+    store: Store, change: dict[str, Any], complaint: str
+) -> None:
+    path = store.save(cell(), {"a": 1}, RUN)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    for use in (lambda: store.finished(cell()), lambda: store.records("table_one", "laptop")):
+        with pytest.raises(Unreadable, match=complaint) as raised:
+            use()
+        assert str(path) in str(raised.value)
+        assert "\n" not in str(raised.value)
+
+
+def test_the_study_s_own_results_can_be_read() -> None:
+    folder = Path(__file__).parents[1] / "results"
+    paths = sorted(folder.glob("*/*.json"))
+    store = Store(folder)
+    names = {path.parent.name for path in paths}
+    found = [store.records(name, scale) for name in sorted(names) for scale in SCALES]
+    assert {record.id for records in found for record in records} == {path.stem for path in paths}
+
+
 def test_only_what_unfinished_runs_need_is_cleared(store: Store) -> None:
     store.save(cell(), {"a": 1}, RUN)
     for one in (cell(), cell(seed=4)):
@@ -180,6 +218,21 @@ def test_a_lock_has_one_owner(store: Store) -> None:
     assert again is not None
     again.release()
     assert list((store.folder / ".work" / "table_one").iterdir()) == []
+
+
+def test_a_room_is_for_many_or_for_one_who_measures_times(store: Store) -> None:
+    timed, others = cell(alone=True), [store.room(cell(seed=seed)) for seed in range(2)]
+    for other in others:
+        assert other is not None
+        assert store.room(timed) is None
+        assert f"process {os.getpid()} " in store.room_owner()
+        other.release()
+    alone = store.room(timed)
+    assert alone is not None
+    assert store.room(cell()) is None
+    assert store.room(cell(alone=True, seed=4)) is None
+    alone.release()
+    assert list((store.folder / ".work").iterdir()) == []
 
 
 HOLD = """
@@ -257,7 +310,7 @@ def test_the_page_adds_up_the_hours_of_runs_that_were_resumed(store: Store) -> N
         {"seconds": 1800, "timing": {"seconds": {"gouk": 2.0}}, "processes": 8},
     ]
     for made, run in zip(one.cells("laptop"), runs, strict=False):
-        store.save(made, {}, run)
+        store.save(made, {"a": 1}, run)
     table = page(store, one).runs()
     assert table.header[-2:] == ("hours", "processes")
     assert table.rows == [["The table_one", "laptop", "3", "10", "3.50", "1 or 8"]]
@@ -267,8 +320,8 @@ def test_the_page_names_the_commits(store: Store) -> None:
     one, other = experiment("table_one"), experiment("table_two", "table_one")
     commits = ["abc", "abc", "def-dirty", None]
     for made, commit in zip(one.cells("laptop"), commits, strict=False):
-        store.save(made, {}, {"commit": commit})
-    store.save(other.cells("laptop")[0], {}, {"commit": "abc"})
+        store.save(made, {"a": 1}, {"commit": commit})
+    store.save(other.cells("laptop")[0], {"a": 1}, {"commit": "abc"})
     caption = page(store, one, other).runs().caption
     named = "abc (3 runs), def-dirty (1 run), unknown (1 run)."
     assert f"Commits of the sources: {named}" in caption
@@ -280,6 +333,27 @@ def test_the_page_names_the_commits(store: Store) -> None:
     assert "abc (1 run)." in clean and "changed sources" not in clean
 
 
+def test_the_page_of_another_study_does_not_speak_of_the_paper(store: Store) -> None:
+    ours = page(store, experiment("table_one"))
+    assert "paper's" in ours.title and "paper's" in ours.lead
+    other = gather(store, {}, None, "Coin tosses")
+    assert other.title == "Coin tosses"
+    assert "paper" not in other.lead and other.lead.startswith("Every number below comes from")
+
+
+def test_runs_that_an_experiment_cannot_read_are_an_error_that_names_it(store: Store) -> None:
+    def section(records: Any) -> Section:
+        return Section([str(record.result["epochs"].keys()) for record in records])
+
+    one = replace(experiment("table_one"), section=section)
+    store.save(one.cells("laptop")[0], {"epochs": None}, {})
+    with pytest.raises(
+        ValueError, match=r"table_one expects other values .* laptop \(Attr"
+    ) as raised:
+        page(store, one)
+    assert "\n" not in str(raised.value)
+
+
 def test_a_few_runs_of_a_larger_scale_hide_nothing(store: Store) -> None:
     one = experiment("table_one")
 
@@ -288,13 +362,13 @@ def test_a_few_runs_of_a_larger_scale_hide_nothing(store: Store) -> None:
 
     assert chosen() is None
     for made in one.cells("smoke"):
-        store.save(made, {}, {})
+        store.save(made, {"a": 1}, {})
     assert chosen() == "smoke"
     for made in one.cells("laptop")[:9]:
-        store.save(made, {}, {})
-    store.save(one.cells("paper")[0], {}, {})
+        store.save(made, {"a": 1}, {})
+    store.save(one.cells("paper")[0], {"a": 1}, {})
     assert chosen() == "laptop"  # 9 of 10, and 1 of 20
     for made in one.cells("paper")[1:19]:
-        store.save(made, {}, {})
+        store.save(made, {"a": 1}, {})
     assert chosen() == "paper"  # 19 of 20
     assert page(store, one, scale="laptop").parts[0].scale == "laptop"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from docs_blocks import fenced_blocks
 
 from experiments import data as datasets
 from experiments import registry
@@ -35,6 +37,25 @@ STAND_INS = {"mnist": "digits", "cifar10": "synthetic"}
 
 def test_every_figure_and_table_is_there() -> None:
     assert sorted(registry.find()) == NAMES
+
+
+def test_the_experiment_of_the_documentation_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "study.md").read_text(encoding="utf-8")
+    (code,) = [b.code for b in fenced_blocks(page) if "EXPERIMENT = " in b.code]
+    package = tmp_path / "study_of_my_own"
+    package.mkdir()
+    (package / "__init__.py").write_text('"""A study of my own."""\n')
+    (package / "figure_mine.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)  # of the workers
+    results = str(tmp_path / "results")
+    assert main(["run", "figure_mine", "--results", results], package=package.name) == 0
+    assert main(["report", "--results", results], package=package.name) == 0
+    text = (tmp_path / "results" / "index.md").read_text(encoding="utf-8")
+    assert "## Mine" in text and "gouk:power_iterations=20 seed 1" in text
+    assert "ResNet-18" not in text
 
 
 def test_the_smoke_scale_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

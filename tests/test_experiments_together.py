@@ -57,6 +57,35 @@ def test_what_another_process_does_is_left_to_it(
     assert together.main(args) == 0
 
 
+def test_another_process_that_measures_times_is_not_disturbed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store(tmp_path)
+    room = store.room(replace(cell(), config={"alone": True}))
+    assert room is not None
+    args = ["table_resnet", cell_id(), "--results", str(tmp_path)]
+    assert together.main(args) == 2
+    told = rf"error: process \d+ on \S+ runs in {tmp_path}, and .* go alone: wait .*\n"
+    assert re.fullmatch(told, capsys.readouterr().err)
+    room.release()
+    assert not list((tmp_path / ".work").glob("**/*.lock"))
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (["--threads", "0"], "--threads: expected at least 1, got 0"),
+        (["--device", "foo"], "device: expected one that torch knows, as cpu or cuda, got 'foo'"),
+        (["--results", __file__], "--results: expected a folder for results, got .*: it is a file"),
+    ],
+)
+def test_bad_input_is_one_line(
+    args: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert together.main(["table_resnet", cell_id(), *args]) == 2
+    assert re.fullmatch(rf"error: {complaint}\.\n", capsys.readouterr().err)
+
+
 def test_a_file_that_is_no_run_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -19,8 +21,10 @@ from torch.nn import functional
 
 pytest.importorskip("scipy", reason="the study measures norms by SciPy")
 
+import spectralclip
 from experiments import methods
 from experiments.data import load, subset
+from experiments.engine import sources
 from experiments.experiment import Context
 from experiments.models import build
 from experiments.norms import layers_to_measure, true_norms
@@ -404,7 +408,7 @@ def test_a_loss_that_is_no_number_ends_the_run_early(tmp_path: Path) -> None:
 
 def test_weights_that_are_lost_with_the_last_step_are_noticed(tmp_path: Path) -> None:
     with pytest.raises(TrainingDiverged, match=r"'conv.weight' is not finite after epoch 1"):
-        begun(tmp_path, lr=math.inf, batch_norm=False, train_images=16)
+        begun(tmp_path, lr=1e30, weight_decay=1e30, batch_norm=False, train_images=16)
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
@@ -423,11 +427,78 @@ def test_what_other_code_or_other_threads_have_begun_is_refused(
         train(CONFIG, Context(data=None, scratch=tmp_path, threads=2))
     monkeypatch.setattr(checkpoint, "commit", lambda: "def")
     with pytest.raises(
-        ValueError, match=r"another commit \(begun with commit abc, .*now commit def"
+        ValueError, match=r"is of another commit \(abc, now def\): remove it to begin anew"
     ):
         begun(tmp_path)
     monkeypatch.setattr(checkpoint, "commit", lambda: "abc")
     assert len(begun(tmp_path)["result"]["epochs"]) == EPOCHS
+
+
+@pytest.mark.parametrize("known", [None, "abc-dirty"])
+def test_what_changed_sources_or_packages_have_begun_is_refused(
+    known: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit is the same before and after changes that are not committed, or None."""
+    monkeypatch.setattr(checkpoint, "commit", lambda: known)
+    kept = checkpoint.Checkpoint(tmp_path, TrainConfig.of(CONFIG), Team.joined("cpu"), threads=1)
+    kept.save({"epochs": [1]})
+    assert (kept.load() or {})["epochs"] == [1]
+    for change, message in (
+        ((checkpoint, "sources_digest", lambda: "0" * 64), "state of the sources:"),
+        ((torch, "__version__", "1.0"), f"version of torch ({torch.__version__}, now 1.0):"),
+        ((np, "__version__", "1.0"), f"version of numpy ({np.__version__}, now 1.0):"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(*change)
+            with pytest.raises(ValueError, match=re.escape(f"another {message} remove it")):
+                kept.load()
+    assert kept.load()
+
+
+def test_a_digest_of_sources_is_that_of_paths_and_contents(tmp_path: Path) -> None:
+    files = {"a.py": "1", "part/b.py": "2", "data.txt": "3"}
+    found = {}
+    for name, changes in {
+        "same": {},
+        "moved": {},
+        "other data": {"data.txt": "4"},
+        "other content": {"part/b.py": "3"},
+        "other name": {"c.py": "1", "a.py": ""},
+        "shifted": {"a.py": "12", "part/b.py": ""},
+    }.items():
+        for path, content in {**files, **changes}.items():
+            file = tmp_path / name / "package" / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content)
+        found[name] = sources.digest_of(tmp_path / name / "package")
+    assert found["same"] == found["moved"] == found["other data"]
+    assert len(set(found.values())) == 4
+    packages = [Path(spectralclip.__file__).parent, ROOT / "experiments"]
+    assert sources.sources_digest() == sources.digest_of(*packages)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "another file", "one bit"])
+def test_a_damaged_checkpoint_is_named_with_the_remedy(damage: str, tmp_path: Path) -> None:
+    kept = checkpoint.Checkpoint(tmp_path, TrainConfig.of(CONFIG), Team.joined("cpu"), threads=1)
+    kept.save({"model": torch.zeros(1000)})
+    path = tmp_path / checkpoint.NAME
+    content = path.read_bytes()
+    zeros = content.index(bytes(4000))
+    path.write_bytes(
+        {
+            "cut": content[: len(content) // 2],
+            "empty": b"",
+            "another file": b"words" * 100,
+            "one bit": content[:zeros] + b"\1" + content[zeros + 1 :],
+        }[damage]
+    )
+    with pytest.raises(ValueError, match=r"checkpoint.pt is damaged .*remove it") as error:
+        kept.load()
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def changed_attack(name: str, **changes: object) -> dict[str, Any]:
+    return {"attacks": {name: {**CONFIG["attacks"][name], **changes}}}
 
 
 @pytest.mark.parametrize(
@@ -439,12 +510,49 @@ def test_what_other_code_or_other_threads_have_begun_is_refused(
         ({"epochs": 0}, "epochs must be a whole number"),
         ({"train_images": 0}, "train_images must be a whole number"),
         ({"attacks": {"pgd": {"eps": 1}}}, "attacks must be among"),
+        ({"attacks": {"fgsm": {}}}, "attacks must be among .*'fgsm'"),
+        ({"attacks": {"pgd": None}}, "attacks must be among .*'pgd' with None"),
+        ({"attacks": ["pgd"]}, "attacks must be settings by the name"),
         ({"method": "goku"}, "there is no method 'goku'"),
+        ({"method": "gouk+bn", "batch_norm": False}, "the network has none"),
+        ({"method": "gouk:evry=1"}, "no setting 'evry'"),
+        ({"model": "mine"}, "model must be one of"),
+        ({"dataset": "mine"}, "dataset must be one of"),
+        ({"setting": 7}, "setting must be one of"),
+        ({"setting": True}, "setting must be one of"),
+        ({"model": "resnet18"}, "setting must be .*None for others, got 3 for 'resnet18'"),
+        ({"epochs": None}, "epochs must be a whole number"),
+        ({"seed": 1.5}, "seed must be a whole number, at least 0"),
+        ({"seed": -1}, "seed must be a whole number, at least 0"),
+        ({"lr": math.nan}, "lr must be a finite number above 0"),
+        ({"lr": -1}, "lr must be a finite number above 0"),
+        ({"lr": math.inf}, "lr must be a finite number above 0"),
+        ({"lr_gamma": 0}, "lr_gamma must be a finite number above 0"),
+        ({"momentum": -0.9}, "momentum must be a finite number, at least 0"),
+        ({"weight_decay": math.nan}, "weight_decay must be a finite number, at least 0"),
+        ({"adam_eps": -1}, "adam_eps must be a finite number, at least 0"),
+        ({"max_norm": -1}, "max_norm must be a finite number above 0"),
+        ({"max_norm": {"conv": 1, "linear": -1}}, "max_norm of layer 'linear' must be"),
+        ({"max_norm": {}}, "max_norm must name at least one layer"),
+        ({"batch_norm": 1}, "batch_norm must be True or False"),
+        ({"amp": None}, "amp must be True or False"),
+        (changed_attack("pgd", eps=-1), "eps of attack 'pgd' must be"),
+        (changed_attack("pgd", steps=0), "steps of attack 'pgd' must be"),
+        (changed_attack("pgd", images=0), "images of attack 'pgd' must be"),
+        (changed_attack("cw", confidence=math.nan), "confidence of attack 'cw' must be"),
+        (changed_attack("cw", initial_const=math.nan), "initial_const of attack 'cw' must be"),
+        (changed_attack("cw", iterations=1.5), "iterations of attack 'cw' must be"),
+        (changed_attack("cw", lr=0), "lr of attack 'cw' must be"),
     ],
 )
-def test_a_wrong_setting_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_wrong_setting_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        begun(tmp_path, **changes)
+        TrainConfig.of({**CONFIG, **changes})
+
+
+def test_what_may_be_left_open_is() -> None:
+    config = {**CONFIG, **changed_attack("pgd", images=None), "max_norm": {"conv": 2}}
+    assert TrainConfig.of({**config, "train_images": None, "lr_step": None}).batch == 16
 
 
 def test_what_is_missing_is_named() -> None:

@@ -8,6 +8,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from experiments.attacks._numbers import whole
+
 Protocol = Literal["pixels", "paper"]
 
 
@@ -81,8 +83,7 @@ def check(model: nn.Module, images: Tensor, labels: Tensor) -> None:
 @torch.no_grad()
 def is_right(model: nn.Module, images: Tensor, labels: Tensor, batch: int) -> Tensor:
     """For each image, whether the model gives it its class."""
-    if batch < 1:
-        raise ValueError(f"batch must be a number of images, at least 1, got {batch}.")
+    whole("batch", batch)
     right = torch.zeros(len(images), dtype=torch.bool, device=images.device)
     for start in range(0, len(images), batch):
         part = slice(start, start + batch)

@@ -25,7 +25,8 @@ def robust_accuracy(
         A number from 0 to 1.
 
     Raises:
-        ValueError: There are no images, shapes differ, or the model is in training mode.
+        ValueError: There are no images, shapes differ, a pixel of `adversarial` is not finite, or
+            the model is in training mode.
 
     Example:
         >>> import torch
@@ -40,6 +41,10 @@ def robust_accuracy(
         raise ValueError(
             f"adversarial must be one image for each of shape {tuple(images.shape)}, got shape "
             f"{tuple(adversarial.shape)}."
+        )
+    if not adversarial.isfinite().all():
+        raise ValueError(
+            "adversarial must be finite pixels, and some are not: look at the attack they are from."
         )
     check(model, images, labels)
     if not len(images):

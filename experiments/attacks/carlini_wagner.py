@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.attacks._inputs import Protocol, Space, check, is_right
+from experiments.attacks._numbers import not_negative, positive, whole
 
 # Points of the box are tanh of something finite only inside it: black and white move in by 5e-7.
 INSIDE = 1 - 1e-6
@@ -45,10 +46,13 @@ def carlini_wagner_l2(
     """Images near the given ones that the model gets wrong by a margin, where some are found.
 
     Minimizes `|x' - x|^2 + c * max(z_y - max_{j != y} z_j + confidence, 0)` over points x' of the
-    box, written as a tanh, by Adam; z are the scores. An image is broken when the last term is 0.
-    With one search step, c stays at `initial_const`, and an image whose pull c does not overcome
-    is not broken: this attack then does not ask for the nearest point of another class at any
-    price. Nothing here is random, and no image influences another.
+    box, written as a tanh, by Adam; z are the scores. An image is broken when the last term is 0
+    at any point on the way and another class has the highest score there. With one search step, c
+    stays at `initial_const`, and the attack does not ask for the nearest point of another class at
+    any price: where c is small, the minimum lies on the near side of the boundary. Such an image
+    is broken still if Adam, whose first steps are as long however small c is, goes beyond the
+    minimum and across the boundary: the more are, the longer its steps. Nothing here is random,
+    and no image influences another.
 
     Args:
         model: From pixels in [0, 1] to scores, in evaluation mode.
@@ -83,11 +87,11 @@ def carlini_wagner_l2(
         tensor([[0.6000, 0.4000]])
     """
     check(model, images, labels)
-    if min(confidence, lr, initial_const) < 0 or min(iterations, search_steps) < 1:
-        raise ValueError(
-            "confidence, lr and initial_const must be at least 0, iterations and search_steps at "
-            f"least 1, got {confidence}, {lr}, {initial_const}, {iterations} and {search_steps}."
-        )
+    not_negative("confidence", confidence)
+    positive("initial_const", initial_const)
+    positive("lr", lr)
+    whole("iterations", iterations)
+    whole("search_steps", search_steps)
     space = Space.of(model, protocol, images)
     descent = _Descent(space, confidence, iterations, lr, stop_early)
     found = images.clone()

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from experiments.attacks._inputs import Protocol, Space, check, is_right
+from experiments.attacks._numbers import not_negative, positive, whole
 
 
 def pgd_linf(
@@ -62,8 +63,10 @@ def pgd_linf(
         1
     """
     check(model, images, labels)
-    if eps < 0 or steps < 1:
-        raise ValueError(f"eps must be at least 0 and steps at least 1, got {eps} and {steps}.")
+    not_negative("eps", eps)
+    whole("steps", steps)
+    if step_size is not None:
+        positive("step_size", step_size)
     space = Space.of(model, protocol, images)
     centres = space.points(images)
     points = centres.clone()

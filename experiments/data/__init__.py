@@ -57,14 +57,14 @@ def fetch(configs: Iterable[Mapping[str, Any]], folder: Path | None) -> None:
 def load(name: str = "digits", folder: Path | None = None, *, download: bool = False) -> Dataset:
     """Load a data set.
 
-    MNIST and CIFAR-10 are looked for in the folder, and their content is checked. The digits, a
-    small part of MNIST, come with the library, and the synthetic images are made on the spot:
-    these two need no folder.
+    MNIST and CIFAR-10 are looked for in the folder, CIFAR-10 then in the cache, and their content
+    is checked. The digits, a small part of MNIST, come with the library, and the synthetic images
+    are made on the spot: these two need no folder.
 
     Args:
         name: "mnist", "cifar10", "digits" or "synthetic".
         folder: Where data sets are; by default `SPECTRALCLIP_DATA`, else ./data.
-        download: Whether to fetch what is not in the folder.
+        download: Whether to fetch what is not there.
 
     Raises:
         DataMissing: The files are not there, or, as its subclass `DataDamaged`, not the right

@@ -62,24 +62,42 @@ OFFICIAL = Release(
 def load(folder: Path, *, download: bool = False, release: Release = OFFICIAL) -> Dataset:
     """Load CIFAR-10 from a folder.
 
-    Archives take a while to unpack, so that their records are kept in `_files.cache_folder()`.
+    Archives take a while to unpack, so that their records are kept in `_files.cache_folder()`; from
+    there they are read, and checked, even where the folder has no archive any more.
 
     Args:
         folder: Where to look for an archive, binary or Python's, packed by gzip or xz, or for its
             unpacked folder.
-        download: Whether to fetch the binary archive if there is none.
+        download: Whether to fetch the binary archive if there is none, and nothing was kept.
         release: What the content has to be.
     """
+    return _dataset(_records(folder, download, release), release)
+
+
+def _records(folder: Path, download: bool, release: Release) -> bytes:
+    """The records, which are those published: unpacked, else from the cache, else an archive."""
     path = _find(folder)
-    if path is None and download:
-        path = folder / ARCHIVES[0]
-        _files.download(release.urls, path, release.md5)
-    if path is None:
+    if path is not None and path.is_dir():
+        return _checked(_from_folder(path), path, release)
+    name = f"cifar10-{release.sha256[:16]}.bin"
+    kept = _files.from_cache(name, release.sha256)
+    if kept is None:
+        archive = path or _fetched(folder, download, release)
+        kept = _checked(_from_archive(archive, release), archive, release)
+        _files.to_cache(name, kept)
+    return kept
+
+
+def _fetched(folder: Path, download: bool, release: Release) -> Path:
+    """The archive, downloaded if that is allowed."""
+    if not download:
         raise DataMissing(
             f"CIFAR-10 is not in {folder}: expected {' or '.join(ARCHIVES)} (from {PAGE}), or one "
             f"unpacked, {_files.PLACE}."
         )
-    return _dataset(_records(path, release), release)
+    path = folder / ARCHIVES[0]
+    _files.download(release.urls, path, release.md5)
+    return path
 
 
 def _find(folder: Path) -> Path | None:
@@ -91,18 +109,6 @@ def _find(folder: Path) -> Path | None:
 
 def _names_in(place: Path, end: str) -> bool:
     return all((place / f"{name}{end}").is_file() for name in BATCHES)
-
-
-def _records(path: Path, release: Release) -> bytes:
-    """The records, which are those published, from a folder or an archive."""
-    if path.is_dir():
-        return _checked(_from_folder(path), path, release)
-    name = f"cifar10-{release.sha256[:16]}.bin"
-    kept = _files.from_cache(name, release.sha256)
-    if kept is None:
-        kept = _checked(_from_archive(path, release), path, release)
-        _files.to_cache(name, kept)
-    return kept
 
 
 def _checked(batches: Mapping[str, bytes], path: Path, release: Release) -> bytes:

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import final
 
+from experiments.engine.device import require_device
 from experiments.engine.work import (
     Event,
     Failed,
@@ -50,7 +51,7 @@ class LocalEngine:
             device: Of each of them; with "cuda" they divide the GPUs among them.
 
         Raises:
-            ValueError: There is no GPU.
+            ValueError: There is no such GPU.
         """
         self._gpus = _gpus(device)
         self.slots = workers or len(self._gpus) or max(1, _cores() // threads)
@@ -184,9 +185,8 @@ def _gpus(device: str) -> list[str]:
         return []
     import torch
 
+    require_device(device)
     count = torch.cuda.device_count()
-    if not count:
-        raise ValueError(f"device: expected a GPU for {device!r}, got none: use --device cpu.")
     if device != "cuda":
         return [",".join(_visible(count))]  # all of them, for one process
     return _visible(count)

@@ -44,11 +44,13 @@ def run(
     make_task: Callable[[Cell], Task],
     *,
     retries: int = 2,
+    note: Callable[[str], None] = lambda text: None,
 ) -> Summary:
     """Do those runs that are not stored yet, and store them.
 
-    Runs that another process is doing are waited for. One that fails is begun again from its
-    scratch folder, after the others. Whatever ends this function, the engine is closed.
+    Runs that another process is doing are waited for, and so is one that measures times, which
+    goes alone. A run that fails is begun again from its scratch folder, after the others, unless
+    it would fail again. Whatever ends this function, the engine is closed.
 
     Args:
         cells: The runs.
@@ -57,11 +59,12 @@ def run(
         display: Is told what happens.
         make_task: What the engine is given for a run.
         retries: How often one that has failed is begun again.
+        note: Is told for whom all runs wait.
 
     Returns:
         What became of them.
     """
-    schedule = _Schedule(cells, store, engine, display, make_task, retries)
+    schedule = _Schedule(cells, store, engine, display, make_task, retries, note)
     try:
         while schedule.waiting or schedule.running:
             schedule.fill()
@@ -84,30 +87,37 @@ class _Schedule:
         display: Display,
         make_task: Callable[[Cell], Task],
         retries: int,
+        note: Callable[[str], None],
     ) -> None:
-        self.waiting = {key_of(cell): cell for cell in sorted(cells, key=_wants_to_be_alone)}
+        ordered = sorted(cells, key=lambda cell: cell.alone)
+        self.waiting = {key_of(cell): cell for cell in ordered}
         self.running: dict[str, tuple[Cell, Lock]] = {}
         self.summary = Summary()
         self._store, self._engine, self._display = store, engine, display
-        self._make_task, self._retries = make_task, retries
+        self._make_task, self._retries, self._note = make_task, retries, note
         self._attempts: dict[str, int] = {}
         self._elsewhere: set[str] = set()
+        self._room: Lock | None = None
+        self._has_noted = False
 
     def fill(self) -> None:
         """Begin what there are free slots for; what measures times goes alone, after the others."""
         for key, cell in list(self.waiting.items()):
-            alone = any(_wants_to_be_alone(running) for running, _ in self.running.values())
+            alone = any(running.alone for running, _ in self.running.values())
             if alone or len(self.running) >= self._engine.slots:
                 return
-            if _wants_to_be_alone(cell) and self.running:
+            if cell.alone and self.running:
                 continue
             if self._store.finished(cell):
                 self._found(key)
+            elif not self._has_room(cell):
+                self._note_wait(key)
             elif lock := self._store.lock(cell):
                 self._begin(key, cell, lock)
             elif key not in self._elsewhere:
                 self._elsewhere.add(key)
                 self._display.elsewhere(key, self._store.owner(cell))
+        self._leave_room()
 
     def settle(self, event: Event) -> None:
         """Deal with what an engine has told."""
@@ -121,12 +131,33 @@ class _Schedule:
             self._repeat_or_give_up(event, cell)
         del self.running[event.key]
         lock.release()
+        self._leave_room()
 
     def release(self) -> None:
         """Give up all locks."""
         for _, lock in self.running.values():
             lock.release()
         self.running.clear()
+        self._leave_room()
+
+    def _has_room(self, cell: Cell) -> bool:
+        """Whether no other process measures times, or is there while this run would."""
+        if not self.running:
+            self._leave_room()  # it may be of the other kind
+            self._room = self._store.room(cell)
+        return self._room is not None
+
+    def _leave_room(self) -> None:
+        """Let other processes have it, if nothing runs."""
+        if self._room is not None and not self.running:
+            self._room.release()
+            self._room = None
+
+    def _note_wait(self, key: str) -> None:
+        if not self._has_noted:
+            self._has_noted = True
+            owner = self._store.room_owner()
+            self._note(f"{key} waits for {owner}: runs that measure times go alone.")
 
     def _begin(self, key: str, cell: Cell, lock: Lock) -> None:
         # It may have been stored by another process since we looked.
@@ -157,13 +188,9 @@ class _Schedule:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", encoding="utf-8") as file:
             file.write(f"attempt {attempts} failed: {event.details.rstrip()}\n")
-        again = attempts <= self._retries
+        again = attempts <= self._retries and not event.is_final
         if again:
             self.waiting[event.key] = cell  # behind all others
         else:
             self.summary.failed[event.key] = Failure(event.line, attempts, log)
         self._display.failed(event.key, event.line, again=again)
-
-
-def _wants_to_be_alone(cell: Cell) -> bool:
-    return bool(cell.config.get("alone"))

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import subprocess
 from pathlib import Path
 from typing import Any
 
+from experiments.engine.sources import digest_of
+
 DIRTY = "-dirty"  # behind a commit: the sources were not quite those
 _SOURCES = (":/src", ":/experiments")
-_PACKAGES = ("spectralclip", "torch", "numpy", "scipy")
+_LIBRARY = "spectralclip"
+_PACKAGES = (_LIBRARY, "torch", "numpy", "scipy")
 
 
 def surroundings(device: str, threads: int) -> dict[str, Any]:
@@ -43,16 +47,26 @@ def _versions() -> dict[str, str]:
 
 @functools.cache
 def commit() -> str | None:
-    """The last one of the sources, with "-dirty" behind it if they have been changed since.
+    """The last one of the sources, with "-dirty" behind it if those that run are not quite its.
 
-    It is that of when it is asked for first, as the sources are loaded; None if unknown.
-    Commits of results and pages make no difference.
+    They may have been changed since, or the library may be a copy from another place. It is that
+    of when it is asked for first, as the sources are loaded; None if unknown. Commits of results
+    and pages make no difference.
     """
     found = _git("log", "-1", "--format=%h", "--abbrev=12", "--", *_SOURCES)
     if not found:
         return None
     changed = _git("status", "--porcelain", "--", *_SOURCES)
-    return found if changed == "" else f"{found}{DIRTY}"
+    is_clean = changed == "" and _is_library_of(Path(__file__).parents[2])
+    return found if is_clean else f"{found}{DIRTY}"
+
+
+def _is_library_of(repository: Path) -> bool:
+    """Whether the library that is imported has the sources that a repository has."""
+    spec = importlib.util.find_spec(_LIBRARY)
+    if spec is None or spec.origin is None:
+        return False
+    return digest_of(Path(spec.origin).parent) == digest_of(repository / "src" / _LIBRARY)
 
 
 def _git(*command: str) -> str | None:

@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Protocol
@@ -73,11 +73,19 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """A task has not: why in one line, and at length."""
+    """A task has not.
+
+    Attributes:
+        key: Of the task.
+        line: Why, in one line.
+        details: Why, at length.
+        is_final: Whether it would fail again, however often it is tried.
+    """
 
     key: str
     line: str
     details: str
+    is_final: bool = False
 
 
 Event = Said | Done | Failed
@@ -108,23 +116,25 @@ def perform(task: Task, say: Say) -> Done | Failed:
     """Do a task in this process."""
     try:
         experiment = registry.load(task.cell.experiment, task.package)  # not a part of its time
+        device = "cpu" if experiment.cpu_only else task.device
         # Before the run: sources that change meanwhile are not those that it uses.
-        where = surroundings(task.device, task.threads)
+        where = surroundings(device, task.threads)
         started, clock = datetime.now(timezone.utc), time.perf_counter()
         resumed = task.scratch.is_dir() and any(task.scratch.iterdir())
         task.scratch.mkdir(parents=True, exist_ok=True)
-        answer = _answer(experiment, task, say)
-        has_timing = answer.keys() == {"result", "timing"}
+        result, timing = _answer(experiment, replace(task, device=device), say)
         run = {
             **where,
             "started": started.isoformat(timespec="seconds"),
             "seconds": round(time.perf_counter() - clock, 3),
             "resumed": resumed,
-            "timing": answer["timing"] if has_timing else None,
+            "timing": timing,
         }
-        return Done(task.key, answer["result"] if has_timing else answer, run)
+        return Done(task.key, result, run)
     except (Exception, SystemExit) as error:
-        return Failed(task.key, error_line(error), traceback.format_exc())
+        # What is wrong with a configuration, a checkpoint or a number stays wrong.
+        is_final = isinstance(error, ValueError)
+        return Failed(task.key, error_line(error), traceback.format_exc(), is_final)
 
 
 def error_line(error: BaseException) -> str:
@@ -163,14 +173,17 @@ def environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _answer(experiment: Experiment, task: Task, say: Say) -> dict[str, Any]:
+def _answer(experiment: Experiment, task: Task, say: Say) -> tuple[Result, Any]:
+    """The result, and the times that were kept apart from it."""
     context = Context(task.data, task.scratch, task.threads, task.device, say)
     with _torch_as_new(task.threads):
-        answer: object = experiment.run(task.cell.config, context)
-    if not isinstance(answer, dict):
-        raise TypeError(f"result: expected a dict, got {type(answer).__name__}.")
-    checked: dict[str, Any] = plain(answer)
-    return checked
+        answer: Any = experiment.run(task.cell.config, context)
+    has_timing = isinstance(answer, dict) and answer.keys() == {"result", "timing"}
+    result, timing = (answer["result"], answer["timing"]) if has_timing else (answer, None)
+    if not isinstance(result, dict) or not result:
+        got = "an empty one" if result == {} else type(result).__name__
+        raise TypeError(f"result: expected a dict with what came out, got {got}.")
+    return plain(result), plain(timing, "timing")
 
 
 @contextlib.contextmanager

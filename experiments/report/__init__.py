@@ -22,6 +22,7 @@ def write(
     scale: Scale | None = None,
     *,
     experiments: Mapping[str, Experiment] | None = None,
+    title: str | None = None,
 ) -> list[Path]:
     """Render all that is stored into `index.md`, `index.html` and `charts/*.svg`.
 
@@ -30,13 +31,15 @@ def write(
         folder: For the page; it is made if it is not there.
         scale: To report; if left out, of each experiment the one of which the largest share of runs
             is there, of two the larger one; smoke runs only where there are no others.
-        experiments: To report, by name; all of the study if left out.
+        experiments: To report, by name; all of the paper's study if left out.
+        title: Of the page of another study; that of the paper's if left out.
 
     Returns:
         The files written, `index.md` first.
 
     Raises:
         ImportError: jinja2 or vl-convert-python are not installed.
+        ValueError: What is stored is not as the experiments expect it.
         OSError: A file cannot be written; none has changed then.
     """
     # What renders is imported here: the tables import this package for their captions alone.
@@ -47,7 +50,7 @@ def write(
         from experiments import registry
 
         experiments = registry.find()
-    page = gather(store, experiments, scale)
+    page = gather(store, experiments, scale, title)
     drawings = {chart.name: _charts.draw(chart.spec) for chart in page.charts()}
     texts = {
         folder / "index.md": _markdown.render(page),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.experiment import Chart, Table
 from experiments.report import _charts
-from experiments.report._markdown import LEAD, METHOD, TITLE, claim_row
+from experiments.report._markdown import METHOD, claim_row
 from experiments.report._page import HEADER, Judged, Page, Part
 from spectralclip.report._library import missing
 
@@ -36,9 +36,9 @@ def render(page: Page, drawings: Mapping[str, str]) -> str:
     )
     template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
     text = environment.from_string(template).render(
-        title=TITLE,
+        title=page.title,
         style=_charts.style(),
-        lead=_inline(LEAD),
+        lead=_inline(page.lead),
         method=_inline(METHOD),
         counts=page.counts(),
         header=HEADER,

@@ -9,18 +9,19 @@ from experiments.report._page import HEADER, Judged, Page, Part
 from experiments.verdicts import RULE
 
 CHARTS = "charts"
-TITLE = "The paper's tables and figures, run again"
-LEAD = (
-    "Every number below comes from the JSON file of a run. A caption tells the scale, the images, "
-    "the epochs and the seeds: only *paper* is the paper's own training, and a verdict is one on "
-    "runs of the scale named beside it."
-)
 METHOD = f"Claims that compare methods share one rule, the *rule for comparisons*: {RULE}"
 
 
 def render(page: Page) -> str:
     """The whole page."""
-    head = [f"# {TITLE}", LEAD, "## Claims", page.counts(), METHOD, _claims(page.judged())]
+    head = [
+        f"# {page.title}",
+        page.lead,
+        "## Claims",
+        page.counts(),
+        METHOD,
+        _claims(page.judged()),
+    ]
     parts = [text for part in page.parts for text in _part(part)]
     tail = ["## What was run", _table(page.runs())]
     return "\n\n".join([*head, *parts, *tail]) + "\n"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from experiments.engine.surroundings import DIRTY
+from experiments.engine.work import error_line
 from experiments.experiment import (
     SCALES,
     Chart,
@@ -21,6 +22,14 @@ from experiments.experiment import (
 )
 
 NO_RUNS = Verdict("not at this scale", "There are no runs yet.")
+PAPER_TITLE = "The paper's tables and figures, run again"
+_NUMBERS = (
+    "Every number below comes from the JSON file of a run. A caption tells the scale, the images, "
+    "the epochs and the seeds:"
+)
+_VERDICTS = "a verdict is one on runs of the scale named beside it."
+PAPER_LEAD = f"{_NUMBERS} only *paper* is the paper's own training, and {_VERDICTS}"
+OTHER_LEAD = f"{_NUMBERS} {_VERDICTS}"
 SMOKE = "A smoke run shows that the code runs, and nothing else."
 HEADER = ("verdict", "claim", "where", "why", "rule")
 
@@ -66,9 +75,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Page:
-    """All parts, in the order of the experiments."""
+    """All parts, in the order of the experiments, below a title and what is to be known first."""
 
     parts: Sequence[Part]
+    title: str = PAPER_TITLE
+    lead: str = PAPER_LEAD
 
     def charts(self) -> Iterator[Chart]:
         """All charts.
@@ -113,9 +124,25 @@ class Page:
         return Table(header, rows, caption if machines else "")
 
 
-def gather(store: Records, experiments: Mapping[str, Experiment], scale: Scale | None) -> Page:
-    """Read the records, and let each experiment say what it has to."""
-    return Page([_part(store, experiments, one, scale) for one in experiments.values()])
+def gather(
+    store: Records,
+    experiments: Mapping[str, Experiment],
+    scale: Scale | None,
+    title: str | None = None,
+) -> Page:
+    """Read the records, and let each experiment say what it has to.
+
+    Args:
+        store: Where the records are.
+        experiments: By name.
+        scale: To report; if left out, the one of which most is there.
+        title: Of another study than the paper's.
+
+    Raises:
+        ValueError: Records are not as an experiment expects them.
+    """
+    parts = [_part(store, experiments, one, scale) for one in experiments.values()]
+    return Page(parts) if title is None else Page(parts, title, OTHER_LEAD)
 
 
 def _part(
@@ -128,16 +155,23 @@ def _part(
         return Part(one, None, (), (), 0, Section(("No runs yet.",)), judged)
     own, *others = (_current(store, source, chosen) for source in sources)
     used = [record for found in others for record in found]
-    records = [*own, *used]
-    return Part(
-        one,
-        chosen,
-        own,
-        used,
-        len(one.cells(chosen)),
-        one.section(records),
-        [Judged(claim, _verdict(claim, records, chosen), chosen) for claim in one.claims],
-    )
+    section, judged = _told(one, [*own, *used], chosen)
+    return Part(one, chosen, own, used, len(one.cells(chosen)), section, judged)
+
+
+def _told(one: Experiment, records: Sequence[Record], scale: Scale) -> tuple[Section, list[Judged]]:
+    """What an experiment says of the records, and its claims."""
+    try:
+        section = one.section(records)
+        return section, [
+            Judged(claim, _verdict(claim, records, scale), scale) for claim in one.claims
+        ]
+    except (AttributeError, LookupError, TypeError) as error:
+        names = " and ".join(dict.fromkeys(record.experiment for record in records))
+        raise ValueError(
+            f"{one.name} expects other values in the stored runs of {names} at the scale {scale} "
+            f"({error_line(error)}): remove those that were changed, and run them again."
+        ) from error
 
 
 def _chosen(store: Records, sources: Sequence[Experiment], scale: Scale | None) -> Scale | None:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+import numpy as np
 import torch
 
+from experiments.engine.sources import sources_digest
 from experiments.engine.surroundings import commit
+from experiments.engine.work import error_line
 from experiments.training.config import TrainConfig
 from experiments.training.team import Team
 from spectralclip._atomic import replacing
 
 NAME = "checkpoint.pt"
+# Of these an error says that they differ, and not how: they are long, and tell a reader nothing.
+_UNTOLD = ("configuration", "state of the sources")
 
 
 @final
@@ -47,19 +54,18 @@ class Checkpoint:
         """The state that was written, if there is one.
 
         Raises:
-            ValueError: It is of another run, or was begun under other conditions.
+            ValueError: It is damaged, is of another run, or was begun under other conditions.
         """
         path = self.folder / NAME
         if not path.exists():
             return None
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        begun = state["origin"] if isinstance(state["origin"], dict) else {}
-        other = [name for name, value in self._origin().items() if begun.get(name) != value]
+        state = _read(path)
+        begun = state["origin"] if isinstance(state.get("origin"), dict) else {}
+        other = _differences(begun, self._origin())
         if other:
             raise ValueError(
-                f"{path} is of another {' and another '.join(other)} (begun with "
-                f"{_shown(begun)}, now {_shown(self._origin())}): remove it, or go on as it was "
-                "begun."
+                f"{path} is of another {' and another '.join(other)}: remove it to begin anew, or "
+                "go on as it was begun."
             )
         return state
 
@@ -67,18 +73,41 @@ class Checkpoint:
         """What a state belongs to: the configuration, and all that the last bits depend on.
 
         What one version of the code has begun, another is not to finish: the result would be of
-        neither.
+        neither. The commit does not tell versions apart that were never committed.
         """
         return {
             "configuration": json.dumps(self.config.to_dict(), sort_keys=True),
             "commit": commit(),
+            "state of the sources": sources_digest(),
+            "version of torch": str(torch.__version__),
+            "version of numpy": np.__version__,
             "number of processes": self.team.size,
             "number of threads": self.threads,
             "kind of device": self.team.device.type,
         }
 
 
-def _shown(origin: Mapping[str, Any]) -> str:
-    """All but the configuration, which is long."""
-    rest = (f"{name} {value}" for name, value in origin.items() if name != "configuration")
-    return ", ".join(rest) or "nothing known"
+def _read(path: Path) -> dict[str, Any]:
+    """What a file holds, which torch packs as a zip archive with checksums it does not look at."""
+    content = io.BytesIO(path.read_bytes())
+    try:
+        with zipfile.ZipFile(content) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise zipfile.BadZipFile(f"the checksum of {damaged} is another")
+        content.seek(0)
+        state = torch.load(content, map_location="cpu", weights_only=True)
+    except Exception as error:  # a file that is cut off or overwritten may end in any error
+        raise ValueError(
+            f"{path} is damaged ({error_line(error)}): remove it to begin anew."
+        ) from error
+    return state if isinstance(state, dict) else {}
+
+
+def _differences(begun: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What is not as it was when the run was begun, with both values."""
+    return [
+        name if name in _UNTOLD else f"{name} ({begun.get(name, 'unknown')}, now {value})"
+        for name, value in now.items()
+        if begun.get(name) != value
+    ]

@@ -3,22 +3,48 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
+from experiments import data as datasets
+from experiments import methods, models
+from experiments.attacks._numbers import not_negative, positive, whole
 from experiments.experiment import Config
+from experiments.models.small import SETTINGS
 from experiments.norms import Measure
 
 Optimizer = Literal["sgd", "adam"]
 Protocol = Literal["pixels", "paper", "both"]
 Attacks = Mapping[str, Mapping[str, Any]]
+Check = Callable[[str, object], None]  # of a name and its value; raises ValueError
+
+
+def _whole_or_none(name: str, value: object) -> None:
+    if value is not None:
+        whole(name, value)
+
 
 # Of each attack, what has to be given; "images" is how many test images, None for all.
-ATTACKS = {
-    "pgd": ("eps", "steps", "images"),
-    "cw": ("confidence", "iterations", "initial_const", "images", "lr"),
+ATTACKS: dict[str, dict[str, Check]] = {
+    "pgd": {"eps": not_negative, "steps": whole, "images": _whole_or_none},
+    "cw": {
+        "confidence": not_negative,
+        "iterations": whole,
+        "initial_const": positive,
+        "images": _whole_or_none,
+        "lr": positive,
+    },
 }
+_NUMBERS: dict[str, Check] = {
+    **dict.fromkeys(("epochs", "batch", "width"), whole),
+    **dict.fromkeys(("train_images", "test_images", "lr_step"), _whole_or_none),
+    **dict.fromkeys(("lr", "lr_gamma"), positive),
+    **dict.fromkeys(("momentum", "weight_decay", "adam_eps"), not_negative),
+    "seed": partial(whole, least=0),
+}
+_FLAGS = ("batch_norm", "augment", "channels_last", "amp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,22 +107,37 @@ class TrainConfig:
     amp: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what could only fail later."""
-        for name, kind in (("optimizer", Optimizer), ("protocol", Protocol), ("measure", Measure)):
-            if getattr(self, name) not in get_args(kind):
-                raise ValueError(
-                    f"{name} must be one of {get_args(kind)}, got {getattr(self, name)!r}."
-                )
-        for name in ("epochs", "batch", "width", "train_images", "test_images", "lr_step"):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(f"{name} must be a whole number from 1 on, got {value!r}.")
-        for name, settings in (self.attacks or {}).items():
-            if name not in ATTACKS or sorted(settings) != sorted(ATTACKS[name]):
-                raise ValueError(
-                    f"attacks must be among {ATTACKS}, each with these settings, got "
-                    f"{name!r} with {sorted(settings)}."
-                )
+        """Refuse what could only fail later, or make no sense."""
+        for name, known in _choices().items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {known}, got {getattr(self, name)!r}.")
+        for name, check in _NUMBERS.items():
+            check(name, getattr(self, name))
+        for name in _FLAGS:
+            if type(getattr(self, name)) is not bool:
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}.")
+        if self.setting is not None:
+            self._check_setting()
+        self._check_max_norm()
+        methods.get(self.method, batch_norm=self.batch_norm)
+        if self.attacks is not None:
+            _check_attacks(self.attacks)
+
+    def _check_setting(self) -> None:
+        if self.model != "small" or type(self.setting) is not int or self.setting not in SETTINGS:
+            raise ValueError(
+                f"setting must be one of {tuple(SETTINGS)} for the small network and None for "
+                f"others, got {self.setting!r} for {self.model!r}."
+            )
+
+    def _check_max_norm(self) -> None:
+        if not isinstance(self.max_norm, Mapping):
+            positive("max_norm", self.max_norm)
+            return
+        if not self.max_norm:
+            raise ValueError("max_norm must name at least one layer, or be a number for all.")
+        for layer, bound in self.max_norm.items():
+            positive(f"max_norm of layer {layer!r}", bound)
 
     @classmethod
     def of(cls, config: Config) -> TrainConfig:
@@ -118,6 +159,32 @@ class TrainConfig:
     def rate(self, epoch: int) -> float:
         """The learning rate in an epoch, counted from 0."""
         return self.lr * self.lr_gamma ** (epoch // self.lr_step if self.lr_step else 0)
+
+
+def _choices() -> dict[str, tuple[str, ...]]:
+    """The settings that are names, and those that are known now."""
+    return {
+        "dataset": datasets.NAMES,
+        "model": models.NAMES,
+        "optimizer": get_args(Optimizer),
+        "protocol": get_args(Protocol),
+        "measure": get_args(Measure),
+    }
+
+
+def _check_attacks(attacks: Attacks) -> None:
+    if not isinstance(attacks, Mapping):
+        raise ValueError(f"attacks must be settings by the name of the attack, got {attacks!r}.")
+    for attack, settings in attacks.items():
+        checks = ATTACKS.get(attack)
+        if checks is None or not isinstance(settings, Mapping) or set(settings) != set(checks):
+            known = {name: tuple(each) for name, each in ATTACKS.items()}
+            raise ValueError(
+                f"attacks must be among {known}, each with these settings, got {attack!r} with "
+                f"{settings!r}."
+            )
+        for name, check in checks.items():
+            check(f"{name} of attack {attack!r}", settings[name])
 
 
 def recipe(dataset: str) -> dict[str, Any]:
