@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.experiment import Scale
@@ -46,6 +46,7 @@ class Size:
     pgd_images: int
     cw_iterations: int
     cw_images: int
+    without_batch_norm: Mapping[str, Any] = field(default_factory=dict)  # changes to the recipe
 
 
 SIZES: dict[Scale, Size] = {
@@ -74,6 +75,9 @@ SIZES: dict[Scale, Size] = {
         pgd_images=200,
         cw_iterations=100,
         cw_images=100,
+        # Without batch norms gradients vanish with depth: by the paper's recipe all weights do is
+        # decay, for so few steps. Adam alone does not care how small gradients are.
+        without_batch_norm={"optimizer": "adam", "lr": 3e-3, "weight_decay": 0.0, "lr_step": None},
     ),
     # The paper does not say how many seeds it took.
     "paper": Size(
@@ -159,6 +163,7 @@ def _config(
         "train_images": size.train_images,
         "test_images": size.test_images,
         **scaled_recipe(dataset, epochs=size.epochs[dataset], batch=size.batch),
+        **({} if batch_norm else size.without_batch_norm),
         "seed": seed,
         "attacks": _attacks(dataset, size) if attacked else None,
         # Normalized images cut to [0, 1] are what the paper attacked of CIFAR-10.

@@ -39,9 +39,20 @@ def _training(configs: Sequence[Any]) -> str:
 
 
 def _rates(configs: Sequence[Any]) -> str:
-    """SGD's first learning rates, which follow the batch; Adam's is the paper's everywhere."""
-    rates = [config["lr"] for config in configs if config.get("optimizer") == "sgd"]
-    return f"SGD from a rate of {_joined(f'{rate:g}' for rate in rates)}" if rates else ""
+    """Learning rates that are not the paper's: SGD's, and those of short trainings without BN."""
+    sgd = [config["lr"] for config in configs if config.get("optimizer") == "sgd"]
+    free = [config["lr"] for config in configs if _is_adam_without_decay(config)]
+    parts = [
+        f"SGD from a rate of {_joined(f'{rate:g}' for rate in sgd)}" if sgd else "",
+        f"without BN Adam at a rate of {_joined(f'{rate:g}' for rate in free)}, no weight decay"
+        if free
+        else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _is_adam_without_decay(config: Any) -> bool:
+    return (config.get("optimizer"), config.get("weight_decay")) == ("adam", 0)
 
 
 def _settings(configs: Sequence[Any]) -> str:
