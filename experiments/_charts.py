@@ -9,6 +9,17 @@ Row = Mapping[str, Any]
 Axis = dict[str, Any]
 
 PANEL = {"width": 210, "height": 190}
+# A method looks the same wherever it is drawn.
+METHOD_COLORS = {
+    "none": "#9a9a9a",
+    "miyato": "#dd8452",
+    "gouk": "#c44e52",
+    "senderovich": "#4c86c6",
+    "delattre": "#9467bd",
+    "fast_clip": "#12a5b8",
+    "fast_clip_printed": "#b59a1f",
+    "spectral_clip": "#3f9b57",
+}
 
 
 def number(field: str, title: str, *, log: bool = False, whole: bool = False) -> Axis:
@@ -33,6 +44,7 @@ def lines(
     panels: Axis | None = None,
     columns: int = 4,
     level: float | None = None,
+    colors: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Means over seeds as lines with points, and what all seeds span as bands.
 
@@ -44,6 +56,7 @@ def lines(
         panels: What tells the panels apart, for more than one.
         columns: Panels in a row.
         level: A height to mark by a dashed line across.
+        colors: Of the lines, in their order.
     """
     # Means are taken here, so that a tooltip shows what is drawn.
     kept = [channel["field"] for channel in (x, color, panels) if channel is not None]
@@ -58,7 +71,10 @@ def lines(
     across = {**y, "field": "mean"}
     palette = {
         **color,
-        "scale": {"scheme": "tableau10", "domain": color["sort"]},
+        "scale": {
+            "domain": color["sort"],
+            **({"range": list(colors)} if colors else {"scheme": "tableau10"}),
+        },
         "legend": {"symbolOpacity": 1},  # not as faint as the bands
     }
     tips = [{"field": field} for field in kept]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments import _step_times
+from experiments._charts import METHOD_COLORS
 from experiments._stopwatch import left_out, peace
 from experiments.accuracy_claims import Column, as_run, select_column, select_columns
 from experiments.accuracy_grid import METHODS, method_name
@@ -15,15 +16,6 @@ from experiments.statistics import Summary, summary
 
 MISSING = "–"
 CLOSE = 0.1  # from the target, to count as close to it
-COLORS = {
-    "none": "#9a9a9a",
-    "miyato": "#dd8452",
-    "gouk": "#c44e52",
-    "senderovich": "#4c86c6",
-    "delattre": "#9467bd",
-    "fast_clip": "#12a5b8",
-    "spectral_clip": "#3f9b57",
-}
 
 
 def norms(record: Record) -> dict[str, float]:
@@ -163,7 +155,7 @@ def _norm_rows(
 
 def _norm_layers() -> list[dict[str, Any]]:
     order = [method_name(method) for method in METHODS]
-    color = {"domain": order, "range": [COLORS[method] for method in METHODS]}
+    color = {"domain": order, "range": [METHOD_COLORS[method] for method in METHODS]}
     drawn = {
         "x": {
             "field": "layer",

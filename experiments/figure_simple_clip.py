@@ -86,6 +86,7 @@ def _chart(records: Sequence[Record]) -> Chart:
         panels=_charts.name("setting", None, [_title(setting) for setting in SETTINGS]),
         columns=2,
         level=TARGET,
+        colors=[_charts.METHOD_COLORS[method] for method in METHODS],
     )
     return Chart(
         "simple-clip",
