@@ -72,6 +72,12 @@ def overwritten(x: Tensor) -> Tensor:
     return y
 
 
+def written_over_garbage(x: Tensor) -> Tensor:
+    y = torch.full_like(x, math.nan)
+    y.copy_(3 * x)
+    return y
+
+
 def given_shape_alone(x: Tensor) -> Tensor:
     return torch.zeros_like(100 * x) + torch.full_like(x, 3.0) + 2 * x
 
@@ -86,6 +92,7 @@ IN_PLACE: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "part": (scaled_part, math.hypot(2, 10)),
     "scattered": (scattered_in_place, 7.0),
     "overwritten": (overwritten, 3.0),
+    "garbage": (written_over_garbage, 3.0),
     "shape": (given_shape_alone, 2.0),
 }
 

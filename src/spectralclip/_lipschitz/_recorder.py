@@ -77,8 +77,9 @@ class Operations(TorchDispatchMode):
             ledger.put(args[0], ledger.read(args[1]))
             return func(*args, **kwargs)
         tags, noted = ledger.tags_of((args, kwargs)), ledger.noted((args, kwargs))
-        if name in _SHAPE_ALONE and noted[0] and isinstance(noted[0][0], Ref):
-            noted = ((torch.empty_like(args[0]), *noted[0][1:]), noted[1])
+        if name in _SHAPE_ALONE and noted[0] and isinstance(noted[0][0], (Ref, Tensor)):
+            # Memory that nobody has written to may hold anything, NaN too.
+            noted = ((torch.zeros_like(args[0]), *noted[0][1:]), noted[1])
         output = func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             tags |= {RANDOM}
