@@ -1,4 +1,4 @@
-"""The rule that turns comparisons into verdicts, written before any of the runs.
+"""The rule that turns comparisons into verdicts, written before the runs.
 
 A claim is a list of questions, each of which says of some number that it is above zero: mostly the
 difference between two methods, seed by seed. The rule, for all claims alike:
