@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from spectralclip import FoundLayer, find_layers
+from spectralclip._attachment import Attachment
+from spectralclip._method import Keeper, Method
 from spectralclip._sharing import Sharing
-from spectralclip._train import Attachment, Keeper, Method, attach
+from spectralclip._train import attach
 from spectralclip.methods import FastClip, SpectralClip
 
 NONE = "none"

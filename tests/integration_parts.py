@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from spectralclip._layers import FoundLayer
+from spectralclip._method import Keeper, Method
 from spectralclip._sharing import Sharing
-from spectralclip._train import Keeper, Method
 from spectralclip.methods.spectral_clip import SpectralClip
 
 

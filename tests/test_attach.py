@@ -510,19 +510,14 @@ def test_parameter_groups(tried: Tried) -> None:
         {"params": [*model[6].parameters(), *model[9].parameters()], "lr": 2e-3},
     ]
     optimizer = torch.optim.SGD(groups, momentum=0.9)
-    attachment = attached(tried, model, optimizer)
+    with pytest.warns(NormWarning, match="are not held: .* not among the parameters of SGD"):
+        attachment = attached(tried, model, optimizer)
     left_out = [copy.deepcopy(model[3].state_dict()), model[4].weight.detach().clone()]
     train(model, optimizer, tried.steps)
     assert_identical([model[3].state_dict(), model[4].weight.detach()], left_out)
-    inside = {p for group in optimizer.param_groups for p in group["params"]}
-    moved = [
-        name
-        for name, layer in attachment.layers.items()
-        if any(p in inside for module in layer.modules for p in module.parameters())
-    ]
-    assert 0 < len(moved) < len(attachment.layers)
-    for name in moved:
-        layer = attachment.layers[name]
+    assert 0 < len(attachment.layers) and list(attachment.max_norms) == list(attachment.layers)
+    assert set(attachment.uncovered) == set(attachment.found) - set(attachment.layers) != set()
+    for layer in attachment.layers.values():
         assert true_norm(layer.modules[: tried.parts], layer.in_shapes[0]) <= tried.slack * 0.6
 
 
@@ -534,6 +529,7 @@ def test_frozen_layers_stay_until_they_are_freed(tried: Tried) -> None:
     model[0].eval(), model[1].eval(), model[3].eval(), model[4].eval()
     optimizer = sgd(model, lr=1e-3)
     attachment = attached(tried, model, optimizer)
+    assert set(attachment.uncovered.values()) == {"frozen"}
     before = snapshot(model[:6])
     train(model, optimizer, 6)
     assert_identical(model[:6].state_dict(), before)
@@ -547,12 +543,14 @@ def test_frozen_layers_stay_until_they_are_freed(tried: Tried) -> None:
 def test_parameters_added_later(tried: Tried) -> None:
     model = small_network()
     optimizer = torch.optim.SGD([{"params": model[9].parameters(), "lr": 1e-3}])
-    attachment = attached(tried, model, optimizer)
+    with pytest.warns(NormWarning, match="are not held"):
+        attachment = attached(tried, model, optimizer)
     before = [parameter.detach().clone() for parameter in model[:7].parameters()]
     train(model, optimizer, 6)
     assert_identical([p.detach() for p in model[:7].parameters()], before)
     optimizer.add_param_group({"params": model[:7].parameters(), "lr": 1e-3})
     train(model, optimizer, tried.steps, first=6)
+    assert not attachment.uncovered
     assert_held(tried, attachment)
 
 

@@ -20,14 +20,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from spectralclip import as_operator
+from spectralclip._attachment import Attachment
 from spectralclip._division import divided, estimated_cost
 from spectralclip._layers import FoundLayer, find_layers
 from spectralclip._layout import Layout, team_of
 from spectralclip._meeting import Ledger, Report
+from spectralclip._method import Keeper, Method
 from spectralclip._momentum import Momentum
 from spectralclip._sharing import Sharing
 from spectralclip._team import Team
-from spectralclip._train import Attachment, Keeper, Method, attach
+from spectralclip._train import attach
 from spectralclip.methods.spectral_clip import SpectralClip
 
 BOUND, SHAPE = 0.7, (3, 8, 8)

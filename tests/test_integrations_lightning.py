@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from spectralclip import load_digits
-from spectralclip._train import Attachment
+from spectralclip._attachment import Attachment
 from spectralclip.methods.spectral_clip import SpectralClip
 
 pl = pytest.importorskip(

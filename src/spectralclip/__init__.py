@@ -4,6 +4,7 @@ from importlib.metadata import version
 
 from spectralclip import methods
 from spectralclip._affine import NotAffineError
+from spectralclip._attachment import Attachment, NormEstimate
 from spectralclip._audit import Audit, Comparison, LayerAudit, audit
 from spectralclip._bounds import Interval, norm_bounds
 from spectralclip._check import check_affine
@@ -20,6 +21,7 @@ from spectralclip._lipschitz import (
     lipschitz_bounds,
 )
 from spectralclip._meeting import DisagreementError
+from spectralclip._method import Keeper, Method, NormWarning
 from spectralclip._operator import LinearOperator, as_operator
 from spectralclip._reshape import set_spectrum_
 from spectralclip._solvers import Lanczos, PowerQR, Solver
@@ -30,7 +32,7 @@ from spectralclip._svds import (
     spectral_norm,
     svds,
 )
-from spectralclip._train import Attachment, Keeper, Method, NormWarning, attach
+from spectralclip._train import attach
 from spectralclip.digits import load_digits
 
 __version__ = version("spectralclip")
@@ -51,6 +53,7 @@ __all__ = [
     "LinearOperator",
     "Method",
     "NetworkBound",
+    "NormEstimate",
     "NormWarning",
     "NotAffineError",
     "PowerQR",

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from spectralclip._train import Method, attach
+from spectralclip._method import Method
+from spectralclip._train import attach
 from spectralclip.methods import SpectralClip
 
 BATCH = 64

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from spectralclip._division import estimated_cost, parameters_of
 from spectralclip._fsdp import is_sharded_tensor, reshard_
 from spectralclip._layers import FoundLayer
 from spectralclip._layout import team_of
 from spectralclip._meeting import Ledger, Report, agree
-from spectralclip._momentum import momentum_of
+from spectralclip._optimizers import Optimizers
 from spectralclip._sharded import Sharded
-from spectralclip._sharing import Alone, Sharing, Strip, is_moved
+from spectralclip._sharing import Alone, Sharing, Strip, are_moved, weights_of
 from spectralclip._statistics import Statistics
 from spectralclip._team import Team, fingerprints, portable
 
@@ -29,7 +28,7 @@ FIRST_CHECKS, CHECK_EVERY = 2, 100
 def sharing_of(
     model: nn.Module,
     layers: Mapping[str, FoundLayer],
-    optimizer: Optimizer | None,
+    optimizers: Optimizers,
     *,
     divides: bool,
     claims: Mapping[str, object],
@@ -41,7 +40,7 @@ def sharing_of(
     Args:
         model: The model, without a wrapper.
         layers: Its layers that are taken care of.
-        optimizer: What moves them, if known.
+        optimizers: What moves them.
         divides: Whether a process may leave layers to others.
         claims: What has to be the same in every process, by what it is about.
         costs: About what the work on each layer costs; by default the price of applying it.
@@ -52,15 +51,15 @@ def sharing_of(
         ValueError: The weights are sharded in a way that is not supported.
     """
     if not (dist.is_available() and dist.is_initialized()):
-        return Alone(layers, optimizer)
+        return Alone(layers, optimizers)
     _refuse_flat_parameters(model)
     reshard_(model)
     parameters = [p for layer in layers.values() for p in parameters_of(layer)]
     is_sharded = any(map(is_sharded_tensor, parameters))
     if dist.get_world_size(group) == 1 and not is_sharded:
-        return Alone(layers, optimizer)
+        return Alone(layers, optimizers)
     team = team_of(model, layers) if is_sharded else Team(group, parameters[0].device)
-    agree(team, {**claims, **_descriptions(layers, optimizer)})
+    agree(team, {**claims, **_descriptions(layers, optimizers)})
     costs = costs or {name: estimated_cost(layer) for name, layer in layers.items()}
     if is_sharded and not divides:
         raise ValueError(
@@ -69,8 +68,8 @@ def sharing_of(
             "method."
         )
     if is_sharded:
-        return Sharded(team, model, layers, optimizer, costs)
-    return Replicated(team, layers, optimizer, costs) if divides else Alone(layers, optimizer)
+        return Sharded(team, model, layers, optimizers, costs)
+    return Replicated(team, layers, optimizers, costs) if divides else Alone(layers, optimizers)
 
 
 @final
@@ -85,10 +84,10 @@ class Replicated(Sharing):
         self,
         team: Team,
         layers: Mapping[str, FoundLayer],
-        optimizer: Optimizer | None,
+        optimizers: Optimizers,
         costs: Mapping[str, float],
     ) -> None:
-        self._ledger, self._optimizer = Ledger(team, layers, costs), optimizer
+        self._ledger, self.optimizers = Ledger(team, layers, costs), optimizers
         self._statistics = Statistics(team, layers.values())
         self._numbers = {id(p): n for n, p in enumerate(self._ledger.parameters)}
         self._stripped: dict[int, int] = {}
@@ -99,13 +98,13 @@ class Replicated(Sharing):
         """The layers that this process owns, as they are in the model."""
         return self._ledger.mine
 
-    def moves(self, name: str) -> bool:
-        """Whether a weight of the layer is not frozen, and the optimizer's."""
-        return is_moved(self._ledger.layers[name], self._optimizer)
+    def weights(self) -> Mapping[str, Sequence[Tensor]]:
+        """The parameters of all layers, of which every process has a copy."""
+        return {name: weights_of(layer) for name, layer in self._ledger.layers.items()}
 
     def strip(self, parameter: Tensor, strip: Strip) -> None:
         """Change what the optimizer remembers here; the others hear of it after the work."""
-        momentum = None if self._optimizer is None else momentum_of(self._optimizer, parameter)
+        momentum = self.optimizers.momentum_of(parameter)
         if momentum is None:
             return
         version = momentum.buffer._version
@@ -155,7 +154,7 @@ class Replicated(Sharing):
     def _buffer(self, number: int, size: int) -> Tensor:
         """The momentum of a parameter, or a tensor of that size where there is none."""
         parameter = self._ledger.parameters[number]
-        momentum = None if self._optimizer is None else momentum_of(self._optimizer, parameter)
+        momentum = self.optimizers.momentum_of(parameter)
         if momentum is not None:
             return momentum.buffer
         return torch.empty((*parameter.shape, size), dtype=torch.uint8, device=parameter.device)
@@ -165,19 +164,17 @@ class Replicated(Sharing):
         return fingerprints([[parameters[n] for n in own] for own in self._ledger.numbers.values()])
 
 
-def _descriptions(
-    layers: Mapping[str, FoundLayer], optimizer: Optimizer | None
-) -> dict[str, object]:
+def _descriptions(layers: Mapping[str, FoundLayer], optimizers: Optimizers) -> dict[str, object]:
     """What has to be the same of layers that have been found in each process."""
     claims: dict[str, object] = {
         "layers": list(layers),
-        "optimizer": None if optimizer is None else type(optimizer).__qualname__,
+        "optimizer": optimizers.names,
     }
     for name, layer in layers.items():
         shapes = [[tuple(p.shape), str(p.dtype)] for p in parameters_of(layer)]
         claims[f"shapes of the weights of layer {name!r}"] = shapes
         claims[f"shapes of the inputs of layer {name!r}"] = layer.in_shapes
-        claims[f"training of layer {name!r}"] = is_moved(layer, optimizer)
+        claims[f"training of layer {name!r}"] = are_moved(weights_of(layer), optimizers)
     return claims
 
 

@@ -8,14 +8,14 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from spectralclip._fsdp import local, reshard_, stand_in
 from spectralclip._layers import FoundLayer
 from spectralclip._layout import Layout, layout_of
 from spectralclip._meeting import Ledger, Report
-from spectralclip._momentum import Momentum, momentum_of
-from spectralclip._sharing import Sharing, Strip, are_moved, weights_of
+from spectralclip._momentum import Momentum
+from spectralclip._optimizers import Optimizers
+from spectralclip._sharing import Sharing, Strip, weights_of
 from spectralclip._statistics import Statistics
 from spectralclip._team import Team, portable
 
@@ -36,10 +36,11 @@ class Sharded(Sharing):
         team: Team,
         model: nn.Module,
         layers: Mapping[str, FoundLayer],
-        optimizer: Optimizer | None,
+        optimizers: Optimizers,
         costs: Mapping[str, float],
     ) -> None:
-        self._ledger, self._model, self._optimizer = Ledger(team, layers, costs), model, optimizer
+        self._ledger, self._model = Ledger(team, layers, costs), model
+        self.optimizers = optimizers
         self._layouts = [layout_of(p, team.ranks) for p in self._ledger.parameters]
         self._statistics = Statistics(team, layers.values())
         # Later, the modules may have weights that a forward pass has gathered.
@@ -61,9 +62,9 @@ class Sharded(Sharing):
         """Stand-ins for the layers of this process, whose weights are as they were gathered."""
         return self._mine
 
-    def moves(self, name: str) -> bool:
-        """Whether a weight of the layer is not frozen, and the optimizer's."""
-        return are_moved(self._weights[name], self._optimizer)
+    def weights(self) -> Mapping[str, Sequence[Tensor]]:
+        """The sharded parameters of all layers."""
+        return self._weights
 
     def strip(self, parameter: Tensor, strip: Strip) -> None:
         """Note the change: it is done after the work, when the momentum has been gathered."""
@@ -75,10 +76,10 @@ class Sharded(Sharing):
         """Gather the layers that move at their owners, work, and hand out what has changed."""
         ledger = self._ledger
         reshard_(self._model)
-        moving = {name: self.moves(name) for name in ledger.layers}
-        facts = [int(moves) for moves in moving.values()]
+        moving = set(self.moving())
+        facts = [int(name in moving) for name in ledger.layers]
         ledger.meet(Report(f"the start of {label}", facts=facts, about=_FLAGS))
-        needed = {n for name in moving if moving[name] for n in ledger.numbers[name]}
+        needed = {n for name in moving for n in ledger.numbers[name]}
         self._gather(sorted(needed))
         versions = {n: whole._version for n, whole in self._wholes.items()}
         with self._statistics.lent():
@@ -137,10 +138,8 @@ class Sharded(Sharing):
             back.send()
 
     def _momentum(self, number: int) -> Momentum | None:
-        if self._optimizer is None:
-            return None
         with torch.no_grad():
-            return momentum_of(self._optimizer, self._ledger.parameters[number])
+            return self.optimizers.momentum_of(self._ledger.parameters[number])
 
 
 @final

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
 from torch import Tensor
-from torch.optim import Optimizer
 
 from spectralclip._layers import FoundLayer
-from spectralclip._momentum import Momentum, momentum_of
+from spectralclip._momentum import Momentum
+from spectralclip._optimizers import Optimizers
 
 Strip: TypeAlias = Callable[[Momentum], None]
 
 
 class Sharing(ABC):
-    """How the work on a model's layers is divided, and its results made known."""
+    """How the work on a model's layers is divided, and its results made known.
+
+    Attributes:
+        optimizers: What moves the weights.
+    """
+
+    optimizers: Optimizers
 
     @abstractmethod
     def mine(self) -> Mapping[str, FoundLayer]:
@@ -26,8 +32,22 @@ class Sharing(ABC):
         """
 
     @abstractmethod
+    def weights(self) -> Mapping[str, Sequence[Tensor]]:
+        """The parameters of every layer of the model, apart from offsets, as optimizers know them.
+
+        Those of layers that other processes work on are among them.
+        """
+
+    @final
     def moves(self, name: str) -> bool:
-        """Whether training moves the layer: a weight of it is not frozen, and the optimizer's."""
+        """Whether training moves the layer: a weight of it is not frozen, and an optimizer's."""
+        return are_moved(self.weights()[name], self.optimizers)
+
+    @final
+    def moving(self, index: int | None = None) -> list[str]:
+        """The layers that training moves, or that one of the optimizers does."""
+        held = self.optimizers.held(index)
+        return [name for name, weights in self.weights().items() if _one_moves(weights, held)]
 
     @abstractmethod
     def strip(self, parameter: Tensor, strip: Strip) -> None:
@@ -56,27 +76,22 @@ class Sharing(ABC):
 class Alone(Sharing):
     """One process, which does everything."""
 
-    def __init__(self, layers: Mapping[str, FoundLayer], optimizer: Optimizer | None) -> None:
-        self._layers, self._optimizer = dict(layers), optimizer
+    def __init__(self, layers: Mapping[str, FoundLayer], optimizers: Optimizers) -> None:
+        self._layers, self.optimizers = dict(layers), optimizers
 
     def mine(self) -> Mapping[str, FoundLayer]:
         """All layers."""
         return self._layers
 
-    def moves(self, name: str) -> bool:
-        """Whether a weight of the layer is not frozen, and the optimizer's."""
-        return is_moved(self._layers[name], self._optimizer)
+    def weights(self) -> Mapping[str, Sequence[Tensor]]:
+        """The parameters that the layers have now."""
+        return {name: weights_of(layer) for name, layer in self._layers.items()}
 
     def strip(self, parameter: Tensor, strip: Strip) -> None:
         """Change what the optimizer remembers, now."""
-        momentum = None if self._optimizer is None else momentum_of(self._optimizer, parameter)
+        momentum = self.optimizers.momentum_of(parameter)
         if momentum is not None:
             strip(momentum)
-
-    def forget(self, parameter: Tensor) -> None:
-        """Drop all that the optimizer remembers of a parameter, whose shape has changed."""
-        if self._optimizer is not None:
-            self._optimizer.state.pop(parameter, None)
 
     def carry_out(
         self, work: Callable[[], dict[str, Any]], label: str = "a step"
@@ -89,11 +104,6 @@ class Alone(Sharing):
         return by_layer
 
 
-def is_moved(layer: FoundLayer, optimizer: Optimizer | None) -> bool:
-    """Whether the optimizer moves a weight of the layer."""
-    return are_moved(weights_of(layer), optimizer)
-
-
 def weights_of(layer: FoundLayer) -> list[Tensor]:
     """The parameters of a layer, apart from its offset."""
     return [
@@ -104,10 +114,10 @@ def weights_of(layer: FoundLayer) -> list[Tensor]:
     ]
 
 
-def are_moved(weights: Iterable[Tensor], optimizer: Optimizer | None) -> bool:
-    """Whether one of the weights is not frozen, and the optimizer's if there is one."""
-    free = [weight for weight in weights if weight.requires_grad]
-    if optimizer is None:
-        return bool(free)
-    known = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return any(id(weight) in known for weight in free)
+def are_moved(weights: Iterable[Tensor], optimizers: Optimizers) -> bool:
+    """Whether one of the weights is not frozen, and is moved by an optimizer."""
+    return _one_moves(weights, optimizers.held())
+
+
+def _one_moves(weights: Iterable[Tensor], held: set[int] | None) -> bool:
+    return any(w.requires_grad and (held is None or id(w) in held) for w in weights)

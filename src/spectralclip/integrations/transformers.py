@@ -10,10 +10,11 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from spectralclip._attachment import Attachment, Schedule
 from spectralclip._clip import ClipResult
 from spectralclip._clip_model import Targets
 from spectralclip._layers import ExampleInputs, Pairs
-from spectralclip._train import Attachment, Method, NormWarning, Schedule
+from spectralclip._method import Method, NormWarning
 from spectralclip.integrations._missing import missing
 from spectralclip.integrations._run import Certify, Run
 

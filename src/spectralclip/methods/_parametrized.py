@@ -9,7 +9,7 @@ from typing import Any, final
 from torch.nn.utils import parametrize
 
 from spectralclip._layers import FoundLayer
-from spectralclip._train import Keeper, warn
+from spectralclip._method import Keeper, warn
 from spectralclip.methods._true_norm import TrueNorm
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._layers import FoundLayer
-from spectralclip._train import Keeper, warn
+from spectralclip._method import Keeper, warn
 from spectralclip.methods._circulant import Torus, is_finite, kernel_of
 
 Clip: TypeAlias = Callable[[Tensor, Torus, float], Tensor]

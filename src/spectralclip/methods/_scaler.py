@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spectralclip._batch_norms import clamp_batch_norm_
 from spectralclip._layers import FoundLayer
-from spectralclip._train import Keeper, warn
+from spectralclip._method import Keeper, warn
 from spectralclip.methods._domain import is_batch_norm
 from spectralclip.methods._live import LiveLayer
 from spectralclip.methods._power import power_method

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectralclip._layers import FoundLayer
-from spectralclip._sharing import Alone, Sharing
-from spectralclip._train import Keeper, Method, warn
+from spectralclip._method import Keeper, Method, warn
+from spectralclip._sharing import Sharing
 from spectralclip.methods._domain import require
 from spectralclip.methods._stated import Promise
 
@@ -193,7 +193,6 @@ class _Swaps(Keeper):
 
     def stop(self) -> None:
         for swapped in self._swapped.values():
-            # Averages of the old shape would break the optimizer's next step: it begins anew. As
-            # the work is not divided, each process is alone with it.
-            if swapped.export_() and isinstance(self._sharing, Alone):
-                self._sharing.forget(swapped.module.weight)
+            # Averages of the old shape would break the optimizer's next step: it begins anew.
+            if swapped.export_():
+                self._sharing.optimizers.forget(swapped.module.weight)

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from spectralclip._affine import Layer, Shape
 from spectralclip._layers import FoundLayer
+from spectralclip._method import Keeper, Method, warn
 from spectralclip._sharing import Sharing
 from spectralclip._slots import CONVS, Slot
-from spectralclip._train import Keeper, Method, warn
 from spectralclip.methods._domain import (
     DENSE,
     finite_estimate,

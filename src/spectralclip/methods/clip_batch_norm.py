@@ -11,8 +11,8 @@ from torch import nn
 
 from spectralclip._batch_norms import clamp_batch_norm_
 from spectralclip._layers import FoundLayer
+from spectralclip._method import Keeper, Method, warn
 from spectralclip._sharing import Sharing
-from spectralclip._train import Keeper, Method, warn
 from spectralclip.methods._domain import is_batch_norm
 from spectralclip.methods._stated import Promise
 

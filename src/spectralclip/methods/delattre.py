@@ -12,8 +12,8 @@ from torch import Tensor
 
 from spectralclip._affine import Layer, Shape, plain_numerics
 from spectralclip._layers import FoundLayer
+from spectralclip._method import Keeper, Method, warn
 from spectralclip._sharing import Sharing
-from spectralclip._train import Keeper, Method, warn
 from spectralclip.methods._circulant import why_not_circulant
 from spectralclip.methods._domain import finite_estimate, require, sole_module
 from spectralclip.methods._gram import (
@@ -99,6 +99,11 @@ class Delattre(Method):
     @property
     def divides(self) -> bool:
         """A penalty needs the gradients of all layers in every process."""
+        return self.use == "rescale"
+
+    @property
+    def moves_weights(self) -> bool:
+        """Only where it rescales."""
         return self.use == "rescale"
 
     def takes(self, layer: FoundLayer) -> bool:

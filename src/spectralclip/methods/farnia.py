@@ -10,8 +10,8 @@ import torch
 
 from spectralclip._affine import Layer, Shape
 from spectralclip._layers import FoundLayer
+from spectralclip._method import Keeper, Method
 from spectralclip._sharing import Sharing
-from spectralclip._train import Keeper, Method
 from spectralclip.methods._domain import WEIGHTED, finite_estimate, require, why_not_plain
 from spectralclip.methods._power import power_norm
 from spectralclip.methods._scaler import Scaler

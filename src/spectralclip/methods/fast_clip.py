@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from spectralclip._layers import FoundLayer
+from spectralclip._method import Keeper, Method, warn
 from spectralclip._sharing import Sharing
-from spectralclip._train import Keeper, Method, warn
 from spectralclip.methods._followed import FollowedLayer, Schedule
 from spectralclip.methods._live import LiveLayer
 from spectralclip.methods._settings import check_count, check_positive

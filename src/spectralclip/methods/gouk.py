@@ -12,8 +12,8 @@ import torch
 from spectralclip._affine import Layer, Shape
 from spectralclip._batch_norms import clamp_batch_norm_
 from spectralclip._layers import FoundLayer
+from spectralclip._method import Keeper, Method
 from spectralclip._sharing import Sharing
-from spectralclip._train import Keeper, Method
 from spectralclip.methods._domain import (
     WEIGHTED,
     finite_estimate,

@@ -11,8 +11,8 @@ import torch
 
 from spectralclip._affine import Layer, Shape
 from spectralclip._layers import FoundLayer
+from spectralclip._method import Keeper, Method, warn
 from spectralclip._sharing import Sharing
-from spectralclip._train import Keeper, Method, warn
 from spectralclip.methods._domain import (
     WEIGHTED,
     finite_estimate,

@@ -13,10 +13,10 @@ from torch.nn.utils import parametrize
 from spectralclip._affine import Layer, as_shape, plain_numerics
 from spectralclip._explicit import is_plain
 from spectralclip._layers import FoundLayer
+from spectralclip._method import Keeper, Method
 from spectralclip._sharing import Sharing
 from spectralclip._slots import BatchNorm
 from spectralclip._svds import spectral_norm
-from spectralclip._train import Keeper, Method
 from spectralclip.methods._bare import scales_with
 from spectralclip.methods._domain import (
     WEIGHTED,

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from spectralclip._affine import Layer, Shape
 from spectralclip._layers import FoundLayer
+from spectralclip._method import Keeper, Method
 from spectralclip._sharing import Sharing
-from spectralclip._train import Keeper, Method
 from spectralclip.methods._circulant import Torus, kernel_of, loses_no_tap, why_not_circulant
 from spectralclip.methods._domain import finite_estimate, require, sole_module
 from spectralclip.methods._rounds import Rounds

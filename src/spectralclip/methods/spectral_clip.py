@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from spectralclip._keep import keepings
 from spectralclip._keeping import Keeping
 from spectralclip._layers import FoundLayer
+from spectralclip._method import Keeper, Method, warn
 from spectralclip._sharing import Sharing
 from spectralclip._slots import BatchNorm
-from spectralclip._train import Keeper, Method, warn
 from spectralclip.methods._stated import Promise
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from spectralclip._affine import Layer, Shape
 from spectralclip._layers import FoundLayer
+from spectralclip._method import Keeper, Method, warn
 from spectralclip._operator import as_operator
 from spectralclip._sharing import Sharing
-from spectralclip._train import Keeper, Method, warn
 from spectralclip.methods._deflation import ITERATIONS, TOL, virmaux_svds
 from spectralclip.methods._domain import finite_estimate
 from spectralclip.methods._power import (
@@ -83,6 +83,11 @@ class Virmaux(Method):
         """Refuse settings that make no sense."""
         check_count(1, every=self.every, power_iterations=self.power_iterations)
         check_positive(tol=self.tol)
+
+    @property
+    def moves_weights(self) -> bool:
+        """It only watches."""
+        return False
 
     def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
         """Begin to watch."""
