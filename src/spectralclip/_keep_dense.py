@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._cut_step import DenseCuts, Stripping, strip_
-from spectralclip._slots import Slot
+from spectralclip._slots import SPIKE, Slot
 
 # The momentum is stripped along so many of the values that were clipped, the largest.
 MOST_STRIPPED = 8
@@ -20,11 +20,17 @@ POWER_STEPS, WIDTH, SMALL = 2, 4, 64
 
 @final
 class DenseKeeper:
-    """A layer that is one matrix for each group: its singular values can be set one by one."""
+    """A layer that is one matrix for each group: its singular values can be set one by one.
+
+    Attributes:
+        slot: The layer.
+        norm: As it is after the latest step.
+        is_exact: Whether it is from a decomposition of the weight, and not from power steps.
+    """
 
     def __init__(self, slot: Slot, strip: Stripping, generator: torch.Generator) -> None:
         self.slot, self._stripping = slot, strip
-        self.norm = math.nan
+        self.norm, self.is_exact = math.nan, False
         weight = self._matrices()
         side = min(weight.shape[1:])
         shape = (len(weight), side, min(WIDTH, side))
@@ -33,17 +39,22 @@ class DenseKeeper:
     @torch.no_grad()
     def step(self, bound: float) -> bool:
         """Clip the singular values above the bound; whether the weights are finite."""
+        self.is_exact = False
+        self.slot.tame_(bound)
         weight = self._matrices()
         wide = weight.shape[1] <= weight.shape[2]
-        gram = weight @ weight.mT if wide else weight.mT @ weight
-        size = gram.diagonal(dim1=1, dim2=2).sum(1).amax().item()
-        if not math.isfinite(size):
+        gram = _gram(weight, wide)
+        if not bool(torch.isfinite(gram).all()):
             return False
         if self._is_within(gram, bound):
             self._follow(gram)
             return True
         squares, vectors = torch.linalg.eigh(gram)
-        values = squares.clamp_min(0).sqrt()
+        top = float(squares.amax()) ** 0.5
+        if top > SPIKE * bound:
+            weight = weight * (SPIKE * bound / top)
+            squares, vectors = torch.linalg.eigh(_gram(weight, wide))
+        values, self.is_exact = squares.clamp_min(0).sqrt(), True
         self.vectors = vectors[:, :, -self.vectors.shape[2] :].clone()
         # A little below, so that it is not above again at each step: the gate is cheap.
         target = SLACK * bound
@@ -74,6 +85,7 @@ class DenseKeeper:
         """Keep track of a norm that is below its bound: exactly, or by a few power steps."""
         if gram.shape[-1] <= SMALL or math.isnan(self.norm):
             self.norm = float(torch.linalg.eigvalsh(gram).amax().clamp_min(0)) ** 0.5
+            self.is_exact = True
             return
         for _ in range(POWER_STEPS):
             self.vectors = torch.linalg.qr(gram @ self.vectors).Q
@@ -94,3 +106,7 @@ class DenseKeeper:
         rows[torch.arange(len(each), device=rows.device), kernel] = each
         cuts = DenseCuts(rows.flatten(1))
         self._stripping(self.slot.weight, lambda momentum: strip_(momentum, cuts))
+
+
+def _gram(weight: Tensor, wide: bool) -> Tensor:
+    return weight @ weight.mT if wide else weight.mT @ weight

@@ -21,7 +21,7 @@ from spectralclip._movable import GenericWeights, conv_gradients
 from spectralclip._norm_check import LostLayer, Unrest, live_operator
 from spectralclip._operator import LinearOperator
 from spectralclip._plan import moving_names
-from spectralclip._slots import Slot
+from spectralclip._slots import SPIKE, Slot
 from spectralclip._starts import random_rows
 from spectralclip._track import RitzTracker, Tracked
 
@@ -88,6 +88,7 @@ class ImageKeeper:
             return False
 
     def _step(self, bound: float) -> bool:
+        self._tame(bound)
         looks, bound = 1, self.unrest.lowered(bound)
         if self.tracker.vectors is None:
             op = self._operator()
@@ -115,6 +116,19 @@ class ImageKeeper:
             if max(top, top + RISE * seen.rise) <= ALMOST * bound:
                 break
         return True
+
+    def _tame(self, bound: float) -> None:
+        """Scale down what is so large that it cannot be projected, or not even squared."""
+        if self._slot is not None:
+            self._slot.tame_(bound)
+            return
+        op = self._operator()
+        vectors = self.tracker.vectors
+        if vectors is None:
+            vectors = random_rows(op, 1, self._generator)
+        peak = float(op.forward_rows(vectors[:1] / vectors[:1].norm()).abs().amax())
+        if SPIKE * bound < peak < math.inf:
+            self.shrink(bound / peak)
 
     def _operator(self) -> LinearOperator:
         return live_operator(self._modules, self._function)

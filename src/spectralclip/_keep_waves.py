@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spectralclip._affine import Shape
 from spectralclip._cut_step import Cuts, DenseCuts, FactorCuts, Stripping, project_, strip_
 from spectralclip._norm_check import Unrest
-from spectralclip._slots import TRANSPOSED, Slot
-from spectralclip._waves import Array, Frequencies, Taps, Waves, WaveTracker, waves_on
+from spectralclip._slots import Slot
+from spectralclip._waves import Array, Frequencies, Taps, Waves, WaveTracker
 
 # Vectors at each frequency; cuts at once; which values make cuts; looks after one step.
 WIDTH, MOST_CUTS, NEAR, ROUNDS = 2, 24, 0.997, 5
@@ -69,7 +68,6 @@ class WaveGroup:
     ) -> None:
         self.slots, self._stripping = tuple(slots), strip
         self._groups, self._taps = slots[0].groups, taps
-        self._latest: Waves | None = None
         like = self._gathered()
         batch, rows, columns, _ = like.shape
         draws = [generator for generator in generators for _ in range(self._groups)]
@@ -89,9 +87,11 @@ class WaveGroup:
         """Look, and clip what is above its bound.
 
         Returns:
-            The names of layers whose weights are not finite, or too large to be squared; they are
-            as they were.
+            The names of layers whose weights are not finite; they are as they were.
         """
+        for slot in self.slots:
+            if slot.name in bounds:
+                slot.tame_(bounds[slot.name])
         weight, rows = self._gathered().flatten(2), self._rows()
         lost = self._attempt(bounds, weight, rows)
         others = {name: bound for name, bound in bounds.items() if name not in lost}
@@ -167,7 +167,7 @@ class WaveGroup:
                 return self._lost(weight, rows)
             self.tracker.keep(waves)
             # What grows fast has grown further than one look shows.
-            self._latest, again = waves, first and wild
+            again = first and wild
             if first:
                 self._note(seen, wished)
             for index, (slot, bound) in enumerate(zip(self.slots, wished, strict=True)):
@@ -215,38 +215,6 @@ class WaveGroup:
         self.norms[name] *= factor
         self.unrest[index].norm *= factor
 
-    def images(self, index: int, in_shape: Shape, before: Shape, *, closed: bool) -> Tensor | None:
-        """The leading wave of a layer as inputs of this shape: `(2, *in_shape)`.
-
-        Args:
-            index: Which of the layers.
-            in_shape: Shape of one input.
-            before: How much padding there is at the low end of each axis.
-            closed: Take the nearest wave that closes around the image, as on a torus.
-        """
-        waves, slot = self._latest, self.slots[index]
-        if waves is None or isinstance(slot.module, TRANSPOSED) or len(in_shape) == 1:
-            return None
-        values = waves.S[self._own(index), :, 0]
-        if not values.max() > 0:
-            return None
-        kernel, place = divmod(int(values.argmax()), values.shape[1])
-        which = index * self._groups + kernel
-        _, right = waves.cuts(np.array([which]), np.array([place * waves.S.shape[2]]))
-        columns = right[0].reshape(2, -1, len(self._taps.steps))
-        chosen = place if waves.chosen is None else int(waves.chosen[which, place])
-        frequency = torch.from_numpy(self.tracker.frequencies[which, chosen])
-        if closed:
-            steps = torch.tensor(in_shape[1:]) // torch.tensor(self._taps.stride)
-            turn = (2 * math.pi / steps).to(frequency)
-            frequency = (frequency / turn).round() * turn
-        sides = [torch.arange(side) + pad for side, pad in zip(in_shape[1:], before, strict=True)]
-        image = waves_on(torch.complex(columns[0], columns[1]), frequency, self._taps, sides)
-        whole = image.new_zeros(2, *in_shape)
-        count = image.shape[1]
-        whole[:, kernel * count : (kernel + 1) * count] = image
-        return whole
-
     def state(self, index: int) -> dict[str, Any]:
         """What is remembered of one of the layers."""
         own = self._own(index)
@@ -276,7 +244,7 @@ class WaveGroup:
         tracker.move_to(own, state["frequencies"].cpu().numpy())
         tracker.drift = tracker.drift.clone()
         tracker.drift[own] = state["drift"].to(tracker.drift)
-        self._latest, self.stride = None, float(state["stride"])
+        self.stride = float(state["stride"])
         self.norms.pop(self.slots[index].name, None)
         if state["previous"] is None:
             self.previous = None

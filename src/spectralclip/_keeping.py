@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias, final
+from dataclasses import dataclass
+from typing import Any, final
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from spectralclip._batch_norms import clamp_batch_norm_
 from spectralclip._cut_step import Stripping
@@ -20,13 +19,26 @@ from spectralclip._maps import ConvMap
 from spectralclip._norm_check import NormCheck, seeded
 from spectralclip._slots import Slot
 
-# How a layer's own norm is looked at beside its estimates, and how often the cheaper way.
-Look: TypeAlias = Literal["none", "follow", "search"]
-FOLLOWED, NEAR_FOLLOWED, COSTLY_FOLLOWED = 4, 32, 48
-# Multiplications of an application that is cheap.
-CHEAP = 2e7
 # Below this share of the bound one vector is enough, and all are refreshed after so many steps.
 FAR, REFRESHED = 0.9, 16
+
+
+@final
+@dataclass(frozen=True)
+class Turn:
+    """A step of the optimizer, and what is to be done after it.
+
+    Attributes:
+        number: Of the step, from one.
+        bounds: The bound of each layer to work on.
+        headroom: By which share the target is below the bound.
+        check_every: The most steps from one check of a layer to the next; 0 for no checks.
+    """
+
+    number: int
+    bounds: Mapping[str, float]
+    headroom: float
+    check_every: int
 
 
 class Keeping(ABC):
@@ -41,12 +53,16 @@ class Keeping(ABC):
     application_work = 0.0
 
     @abstractmethod
-    def step(self, bounds: Mapping[str, float], headroom: float, look: Look) -> Sequence[str]:
+    def step(self, turn: Turn) -> Sequence[str]:
         """Bring the layers within their bounds; the names of those that are not finite."""
 
     @abstractmethod
     def norms(self) -> dict[str, float]:
         """The latest norms."""
+
+    @abstractmethod
+    def checked(self) -> dict[str, int]:
+        """Which of them were measured on the layers themselves, and after which step."""
 
     @abstractmethod
     def states(self) -> dict[str, Any]:
@@ -61,37 +77,22 @@ class Keeping(ABC):
     def applications(self) -> float:
         """Vectors sent through the layers, or as much work as that."""
 
-    @property
-    def is_new(self) -> bool:
-        """Whether the layer itself has never been looked at."""
-        return False
-
-    def due(self, step: int, every: int, is_near: bool) -> Look:
-        """How to look at the layer itself now: at its first step, and then not at all at once.
-
-        Args:
-            step: The number of the step.
-            every: How often its norm is searched for; 0 for never.
-            is_near: Whether it is at its bound, where its norm is known well enough.
-        """
-        turn = step + zlib.crc32(self.names[0].encode())
-        costly = self.application_work > CHEAP
-        if every and (self.is_new or turn % (2 * every if costly else every) == 0):
-            return "search"
-        followed = COSTLY_FOLLOWED if costly else NEAR_FOLLOWED if is_near else FOLLOWED
-        return "follow" if every and turn % followed == 0 else "none"
-
 
 @final
 class KeptExactly(Keeping):
     """A layer whose singular values are all known at each step."""
 
     def __init__(self, slot: Slot, strip: Stripping, origin: str) -> None:
-        self.names = (slot.name,)
+        self.names, self._exact = (slot.name,), 0
         self._keeper = DenseKeeper(slot, strip, seeded(origin))
 
-    def step(self, bounds: Mapping[str, float], headroom: float, look: Look) -> Sequence[str]:
-        return () if self._keeper.step(bounds[self.names[0]]) else self.names
+    def step(self, turn: Turn) -> Sequence[str]:
+        is_finite = self._keeper.step(turn.bounds[self.names[0]])
+        self._exact = turn.number if self._keeper.is_exact else 0
+        return () if is_finite else self.names
+
+    def checked(self) -> dict[str, int]:
+        return {self.names[0]: self._exact} if self._exact else {}
 
     def norms(self) -> dict[str, float]:
         norm = self._keeper.norm
@@ -123,48 +124,29 @@ class KeptByWaves(Keeping):
         conv: ConvMap | None,
     ) -> None:
         self.names = tuple(slot.name for slot in group.slots)
-        self._group, self._checks, self._conv = group, checks, conv
+        self._group, self._checks, self._now = group, checks, 0
         positions = 1 if conv is None else math.prod(conv.target.shape[1:])
         self.application_work = float(positions * group.slots[0].weight.numel())
-        for check in checks.values():
-            check.is_costly = self.application_work > CHEAP
 
-    def step(self, bounds: Mapping[str, float], headroom: float, look: Look) -> Sequence[str]:
-        checks = self._checks
-        aims = {n: (1 - headroom) * c / checks[n].caution for n, c in bounds.items()}
-        lost = self._group.step(aims)
-        for index, slot in enumerate(self._group.slots if look != "none" else ()):
-            if slot.name in lost or slot.name not in self._group.norms:
+    def step(self, turn: Turn) -> Sequence[str]:
+        checks, group = self._checks, self._group
+        aims = {n: (1 - turn.headroom) * c / checks[n].caution for n, c in turn.bounds.items()}
+        lost, self._now = group.step(aims), turn.number
+        for index, name in enumerate(self.names):
+            if name in lost or name not in turn.bounds:
                 continue
-            known, thorough = self._group.norms[slot.name], look == "search"
-            hints = () if thorough else self._hints(index)
-            norm = checks[slot.name].compare(known, thorough=thorough, hints=hints)
-            bound = bounds.get(slot.name, math.inf)
-            if math.isfinite(norm) and norm > bound:
-                self._group.shrink(index, bound / norm)
+            check, bound = checks[name], turn.bounds[name]
+            if check.is_due(turn.check_every):
+                norm = check.compare(group.norms[name], bound, turn.number)
+                if not math.isfinite(norm):
+                    lost.append(name)
+                elif norm > bound:
+                    group.shrink(index, (1 - turn.headroom) * bound / norm)
+            check.leave()
         return lost
 
-    @property
-    def is_new(self) -> bool:
-        """Whether one of the layers has never been looked at."""
-        return any(check.is_new for check in self._checks.values())
-
-    def _hints(self, index: int) -> list[Tensor]:
-        """The leading wave, fading towards borders of zeros: nearly a singular vector."""
-        conv, hints = self._conv, []
-        for shape in self._group.slots[index].in_shapes if conv is not None else ():
-            assert conv is not None
-            closed = conv.geometry.mode == "circular"
-            image = self._group.images(index, shape, conv.geometry.before, closed=closed)
-            if image is None:
-                return []
-            if not closed:
-                for axis, side in enumerate(shape[1:], start=2):
-                    ramp = torch.arange(1, side + 1, device=image.device) * (math.pi / (side + 1))
-                    window = ramp.sin().to(image.dtype)
-                    image = image * window.reshape(-1, *[1] * (image.ndim - 1 - axis))
-            hints.append(image)
-        return hints
+    def checked(self) -> dict[str, int]:
+        return {n: self._now for n, check in self._checks.items() if check.latest == self._now}
 
     def norms(self) -> dict[str, float]:
         return {n: norm * self._checks[n].ratio for n, norm in self._group.norms.items()}
@@ -206,37 +188,40 @@ class KeptByImages(Keeping):
     ) -> None:
         """Begin; `application` is the number of multiplications of one."""
         self.names, self._keepers, self._check, self._waves = (name,), keepers, check, waves
-        self._norm, self._steps = math.nan, 0
+        self._norm, self._steps, self._now = math.nan, 0, 0
         self.application_work = float(application)
 
-    def step(self, bounds: Mapping[str, float], headroom: float, look: Look) -> Sequence[str]:
-        bound = bounds[self.names[0]]
-        aim = (1 - headroom) * bound / self._check.caution
-        self._steps += 1
-        is_far = self._norm < FAR * aim and look != "search"
-        is_due = not is_far or self._steps % REFRESHED == 0
-        if is_due and self._waves is not None and self._waves.step({self.names[0]: aim}):
+    def step(self, turn: Turn) -> Sequence[str]:
+        name, check = self.names[0], self._check
+        bound = turn.bounds[name]
+        aim = (1 - turn.headroom) * bound / check.caution
+        self._steps, self._now = self._steps + 1, turn.number
+        is_due = check.is_due(turn.check_every)
+        is_far = self._norm < FAR * aim and not is_due
+        is_fresh = not is_far or self._steps % REFRESHED == 0
+        if is_fresh and self._waves is not None and self._waves.step({name: aim}):
             return self.names
-        if is_due and not all([keeper.step(aim) for keeper in self._keepers]):
+        if is_fresh and not all([keeper.step(aim) for keeper in self._keepers]):
             return self.names
         known = max(keeper.norm for keeper in self._keepers)
         whole = all(keeper.share == 1 for keeper in self._keepers)
-        if look == "search" or is_far or (look == "follow" and not whole):
-            # What is out of date says nothing about how good estimates are.
-            norm = self._check.compare(known if is_due else 0.0, thorough=look == "search")
-            if not math.isfinite(norm):
-                return self.names
-            if norm > bound:
-                self._keepers[0].shrink(bound / norm)
-            self._norm = min(max(norm, known) if whole and is_due else norm, bound)
+        if is_due:
+            self._norm = check.compare(known * (1.0 if whole else check.ratio), bound, turn.number)
+        elif is_far:
+            self._norm = check.follow()
         else:
-            self._norm = known * (1.0 if whole else self._check.ratio)
+            self._norm = known * (1.0 if whole else check.ratio)
+        if not math.isfinite(self._norm):
+            return self.names
+        if self._norm > bound:
+            factor = (1 - turn.headroom) * bound / self._norm
+            self._keepers[0].shrink(factor)
+            self._norm *= factor
+        check.leave()
         return ()
 
-    @property
-    def is_new(self) -> bool:
-        """Whether the layer itself has never been looked at."""
-        return self._check.is_new
+    def checked(self) -> dict[str, int]:
+        return {self.names[0]: self._now} if self._check.latest == self._now else {}
 
     def norms(self) -> dict[str, float]:
         return {} if math.isnan(self._norm) else {self.names[0]: self._norm}
@@ -269,14 +254,18 @@ class KeptByClamp(Keeping):
     """A batch norm, whose singular values are its factors."""
 
     def __init__(self, name: str, norm: nn.Module) -> None:
-        self.names, self._module, self._norm = (name,), norm, math.nan
+        self.names, self._module, self._norm, self._now = (name,), norm, math.nan, 0
 
-    def step(self, bounds: Mapping[str, float], headroom: float, look: Look) -> Sequence[str]:
-        norm = clamp_batch_norm_(self._module, bounds[self.names[0]])
+    def step(self, turn: Turn) -> Sequence[str]:
+        self._now = turn.number
+        norm = clamp_batch_norm_(self._module, turn.bounds[self.names[0]])
         if not math.isfinite(norm):
             return self.names
         self._norm = norm
         return ()
+
+    def checked(self) -> dict[str, int]:
+        return {self.names[0]: self._now}
 
     def norms(self) -> dict[str, float]:
         return {} if math.isnan(self._norm) else {self.names[0]: self._norm}

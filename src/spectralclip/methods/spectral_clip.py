@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
@@ -9,7 +10,7 @@ from typing import Any, ClassVar, Literal, final
 from torch import Tensor, nn
 
 from spectralclip._keep import keepings
-from spectralclip._keeping import Keeping
+from spectralclip._keeping import Keeping, Turn
 from spectralclip._layers import FoundLayer
 from spectralclip._method import Keeper, Method, warn
 from spectralclip._sharing import Sharing
@@ -128,6 +129,12 @@ class _Following(Keeper):
     def __init__(self, method: SpectralClip, sharing: Sharing, seed: int) -> None:
         self._method = method
         strip = sharing.strip if method.strip_momentum else _leave
+        for name in sharing.optimizers.with_unknown_momentum() if method.strip_momentum else ():
+            warn(
+                f"The momentum of {name} is left as it is, since it is not known how {name} turns "
+                "it into a step. Norms are held all the same, by larger corrections. To say that "
+                "this is meant: SpectralClip(strip_momentum=False)."
+            )
         self._keepings = keepings(sharing.mine(), strip, seed)
         self._lost: set[str] = set()
 
@@ -141,16 +148,15 @@ class _Following(Keeper):
         for keeping in self._keepings:
             targets = {name: bounds[name] for name in keeping.names if name in bounds}
             if targets:
-                norms = keeping.norms()
-                near = all(norms.get(n, 0.0) > 0.9 * bound for n, bound in targets.items())
-                look = keeping.due(step, method.check_every, near)
-                self._report(keeping, keeping.step(targets, method.headroom, look))
+                turn = Turn(step, targets, method.headroom, method.check_every)
+                self._report(keeping, keeping.step(turn))
 
     def norms(self) -> dict[str, float]:
-        norms: dict[str, float] = {}
-        for keeping in self._keepings:
-            norms |= keeping.norms()
-        return norms
+        norms = {n: norm for keeping in self._keepings for n, norm in keeping.norms().items()}
+        return norms | dict.fromkeys(self._lost, math.nan)
+
+    def checked(self) -> dict[str, int]:
+        return {n: at for keeping in self._keepings for n, at in keeping.checked().items()}
 
     def layer_states(self) -> dict[str, Any]:
         return {n: state for k in self._keepings for n, state in k.states().items()}
