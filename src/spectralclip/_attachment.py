@@ -301,7 +301,11 @@ class Attachment:
                 if name in norms
             }
 
+        weights = [weight for name in names for weight in self._sharing.weights()[name]]
+        versions = [weight._version for weight in weights]
         found = self._sharing.carry_out(work, f"step {step}")
+        if versions != [weight._version for weight in weights]:
+            self.optimizers.restart()
         known = {
             name: NormEstimate(value, is_checked=is_checked, step=at)
             for name, (value, is_checked, at) in found.items()

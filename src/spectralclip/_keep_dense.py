@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._cut_step import DenseCuts, Stripping, strip_
+from spectralclip._norm_check import Aim, Movement
 from spectralclip._slots import SPIKE, Slot
 
 # The momentum is stripped along so many of the values that were clipped, the largest.
@@ -31,6 +32,7 @@ class DenseKeeper:
     def __init__(self, slot: Slot, strip: Stripping, generator: torch.Generator) -> None:
         self.slot, self._stripping = slot, strip
         self.norm, self.is_exact = math.nan, False
+        self.movement = Movement([slot.weight])
         weight = self._matrices()
         side = min(weight.shape[1:])
         shape = (len(weight), side, min(WIDTH, side))
@@ -39,7 +41,12 @@ class DenseKeeper:
     @torch.no_grad()
     def step(self, bound: float) -> bool:
         """Clip the singular values above the bound; whether the weights are finite."""
-        self.is_exact = False
+        is_finite = self._step(bound)
+        self.movement.leave([self.slot.weight])
+        return is_finite
+
+    def _step(self, bound: float) -> bool:
+        self.is_exact, aim = False, Aim(bound, bound, self.movement.stride([self.slot.weight]))
         self.slot.tame_(bound)
         weight = self._matrices()
         wide = weight.shape[1] <= weight.shape[2]
@@ -57,7 +64,7 @@ class DenseKeeper:
         values, self.is_exact = squares.clamp_min(0).sqrt(), True
         self.vectors = vectors[:, :, -self.vectors.shape[2] :].clone()
         # A little below, so that it is not above again at each step: the gate is cheap.
-        target = SLACK * bound
+        target = aim.slack(1 - SLACK) * bound
         self.norm = min(float(values.amax()), target)
         most = int((values > target).sum(1).amax())
         if most == 0:

@@ -18,7 +18,7 @@ from spectralclip._affine import AffineFunction, Shape
 from spectralclip._cut_step import DenseCuts, Stripping, project_, strip_
 from spectralclip._maps import ConvMap, TransposedMap
 from spectralclip._movable import GenericWeights, conv_gradients
-from spectralclip._norm_check import LostLayer, Unrest, live_operator
+from spectralclip._norm_check import Aim, LostLayer, Unrest, live_operator
 from spectralclip._operator import LinearOperator
 from spectralclip._plan import moving_names
 from spectralclip._slots import SPIKE, Slot
@@ -80,16 +80,16 @@ class ImageKeeper:
         self.norm, self.idle = float(state["norm"]), list(state["idle"])
 
     @torch.no_grad()
-    def step(self, bound: float) -> bool:
+    def step(self, aim: Aim) -> bool:
         """Look, and clip what is above; whether the weights are finite."""
         try:
-            return self._step(bound)
+            return self._step(aim)
         except (LostLayer, OverflowError):
             return False
 
-    def _step(self, bound: float) -> bool:
-        self._tame(bound)
-        looks, bound = 1, self.unrest.lowered(bound)
+    def _step(self, aim: Aim) -> bool:
+        self._tame(aim.bound)
+        looks, bound = 1, self.unrest.lowered(aim)
         if self.tracker.vectors is None:
             op = self._operator()
             width = min(WIDTH, *op.shape)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._cut_step import Cuts, DenseCuts, FactorCuts, Stripping, project_, strip_
-from spectralclip._norm_check import Unrest
+from spectralclip._norm_check import Aim, Unrest
 from spectralclip._slots import Slot
 from spectralclip._waves import Array, Frequencies, Taps, Waves, WaveTracker
 
@@ -41,6 +41,9 @@ LEAP, STRANGE = 1.5, 30
 RESTING, COSTLY_RESTING, LONGEST_REST, CLOSE = 1.01, 1.02, 2, 0.97
 # The growth in a step up to which weights are calm, and above which one look is not enough.
 CALM, WILD = 0.015, 0.03
+
+# Of a layer without a bound.
+FREE = Aim(math.inf, math.inf, 0.0)
 
 
 @final
@@ -74,6 +77,7 @@ class WaveGroup:
         self.tracker = WaveTracker((batch, rows, columns), taps, frequencies, width, like, draws)
         self.norms: dict[str, float] = {}
         self.unrest = [Unrest() for _ in slots]
+        self._aims = [FREE for _ in slots]
         self.is_warm, self.work, self.looks = False, 0.0, 0
         self.previous: Tensor | None = None
         self.stride = 0.0
@@ -83,18 +87,30 @@ class WaveGroup:
         self.is_costly, self.rested = self._look_work > AMPLE, 0
 
     @torch.no_grad()
-    def step(self, bounds: Mapping[str, float]) -> list[str]:
+    def begin(self, bounds: Mapping[str, float]) -> dict[str, float]:
+        """Warm up without clipping anything; the largest values, or none if one is not finite."""
+        for slot in self.slots:
+            if slot.name in bounds:
+                slot.tame_(bounds[slot.name])
+        weight, rows = self._gathered().flatten(2), self._rows()
+        if not np.isfinite(self._largest(weight, rows)).all() or not self._warm_up(weight, rows):
+            return {}
+        tops = self.tracker.values.max(1).reshape(len(self.slots), -1).max(1)
+        return {slot.name: float(top) for slot, top in zip(self.slots, tops, strict=True)}
+
+    @torch.no_grad()
+    def step(self, aims: Mapping[str, Aim]) -> list[str]:
         """Look, and clip what is above its bound.
 
         Returns:
             The names of layers whose weights are not finite; they are as they were.
         """
         for slot in self.slots:
-            if slot.name in bounds:
-                slot.tame_(bounds[slot.name])
+            if slot.name in aims:
+                slot.tame_(aims[slot.name].bound)
         weight, rows = self._gathered().flatten(2), self._rows()
-        lost = self._attempt(bounds, weight, rows)
-        others = {name: bound for name, bound in bounds.items() if name not in lost}
+        lost = self._attempt(aims, weight, rows)
+        others = {name: aim for name, aim in aims.items() if name not in lost}
         if not lost or not others:
             return lost
         # The others are not to suffer for it: what is lost counts as zero for this step.
@@ -104,11 +120,9 @@ class WaveGroup:
         rows = None if rows is None else torch.where(fine[:, None], rows, 0.0)
         return lost + self._attempt(others, weight, rows)
 
-    def _attempt(
-        self, bounds: Mapping[str, float], weight: Tensor, rows: Tensor | None
-    ) -> list[str]:
+    def _attempt(self, aims: Mapping[str, Aim], weight: Tensor, rows: Tensor | None) -> list[str]:
         try:
-            return self._step(bounds, weight, rows)
+            return self._step(aims, weight, rows)
         except (RuntimeError, np.linalg.LinAlgError):  # as eigenvalues of what is not finite raise
             if np.isfinite(self._largest(weight, rows)).all():
                 raise
@@ -129,17 +143,15 @@ class WaveGroup:
         largest: Array = scaled.abs().amax((1, 2)).double().cpu().numpy()
         return largest
 
-    def _step(self, bounds: Mapping[str, float], weight: Tensor, rows: Tensor | None) -> list[str]:
+    def _step(self, aims: Mapping[str, Aim], weight: Tensor, rows: Tensor | None) -> list[str]:
         moved = self._moved(weight)
         # What has been replaced, as by a checkpoint, begins anew.
         is_new = not self.is_warm or STRANGE * self.stride < moved < math.inf
         if is_new and not self._warm_up(weight, rows):
             return self._lost(weight, rows)
         self.tracker.ages += 1
-        wished = [
-            unrest.lowered(bounds.get(slot.name, math.inf))
-            for slot, unrest in zip(self.slots, self.unrest, strict=True)
-        ]
+        self._aims = [aims.get(slot.name, FREE) for slot in self.slots]
+        wished = [unrest.lowered(aim) for aim, unrest in zip(self._aims, self.unrest, strict=True)]
         # Weights that have leaped, or are lost, are not left alone.
         if moved <= LEAP * self.stride and self._may_rest(wished):
             return []
@@ -288,10 +300,11 @@ class WaveGroup:
 
         Looking at a costly layer at each step is what costs; so it is given room for a few.
         """
-        if not self.is_costly:
-            return SLACK
-        least, most = COSTLY_SLACK
-        return 1 - min(max(LONGEST_REST * self.unrest[index].growth, least), most)
+        room = 1 - SLACK
+        if self.is_costly:
+            least, most = COSTLY_SLACK
+            room = min(max(LONGEST_REST * self.unrest[index].growth, least), most)
+        return self._aims[index].slack(room)
 
     def _own(self, index: int) -> slice:
         return slice(index * self._groups, (index + 1) * self._groups)

@@ -16,7 +16,7 @@ from spectralclip._keep_dense import DenseKeeper
 from spectralclip._keep_images import ImageKeeper
 from spectralclip._keep_waves import WaveGroup
 from spectralclip._maps import ConvMap
-from spectralclip._norm_check import NormCheck, seeded
+from spectralclip._norm_check import Aim, Calibration, NormCheck, seeded
 from spectralclip._slots import Slot
 
 # Below this share of the bound one vector is enough, and all are refreshed after so many steps.
@@ -39,6 +39,11 @@ class Turn:
     bounds: Mapping[str, float]
     headroom: float
     check_every: int
+
+    def aim(self, name: str, stride: float, calibration: float = 1.0) -> Aim:
+        """Where the estimate of a layer's norm is to be."""
+        bound = self.bounds[name] / calibration
+        return Aim((1 - self.headroom) * bound, bound, stride)
 
 
 class Keeping(ABC):
@@ -100,12 +105,14 @@ class KeptExactly(Keeping):
 
     def states(self) -> dict[str, Any]:
         keeper = self._keeper
-        return {self.names[0]: {"vectors": keeper.vectors.clone(), "norm": keeper.norm}}
+        own = {"vectors": keeper.vectors.clone(), "norm": keeper.norm}
+        return {self.names[0]: {**own, "movement": keeper.movement.state()}}
 
     def load_states(self, states: Mapping[str, Any]) -> None:
         for state in states.values():
             self._keeper.vectors = state["vectors"].to(self._keeper.vectors, copy=True)
             self._keeper.norm = float(state["norm"])
+            self._keeper.movement.load_state(state["movement"])
 
     @property
     def applications(self) -> float:
@@ -130,13 +137,19 @@ class KeptByWaves(Keeping):
 
     def step(self, turn: Turn) -> Sequence[str]:
         checks, group = self._checks, self._group
-        aims = {n: (1 - turn.headroom) * c / checks[n].caution for n, c in turn.bounds.items()}
-        lost, self._now = group.step(aims), turn.number
+        self._now = turn.number
+        if not group.is_warm:
+            # Before anything is moved, so that a layer within its bound is known to be.
+            for name, estimate in group.begin(turn.bounds).items():
+                checks[name].calibration.begin(checks[name].search(), estimate)
+        strides = {name: checks[name].stride() for name in turn.bounds}
+        aims = {n: turn.aim(n, strides[n], checks[n].calibration.value) for n in turn.bounds}
+        lost = group.step(aims)
         for index, name in enumerate(self.names):
             if name in lost or name not in turn.bounds:
                 continue
             check, bound = checks[name], turn.bounds[name]
-            if check.is_due(turn.check_every):
+            if check.is_due(strides[name], turn.check_every):
                 norm = check.compare(group.norms[name], bound, turn.number)
                 if not math.isfinite(norm):
                     lost.append(name)
@@ -149,7 +162,8 @@ class KeptByWaves(Keeping):
         return {n: self._now for n, check in self._checks.items() if check.latest == self._now}
 
     def norms(self) -> dict[str, float]:
-        return {n: norm * self._checks[n].ratio for n, norm in self._group.norms.items()}
+        checks, norms = self._checks, self._group.norms
+        return {n: norm * checks[n].calibration.value for n, norm in norms.items()}
 
     def states(self) -> dict[str, Any]:
         return {
@@ -189,28 +203,28 @@ class KeptByImages(Keeping):
         """Begin; `application` is the number of multiplications of one."""
         self.names, self._keepers, self._check, self._waves = (name,), keepers, check, waves
         self._norm, self._steps, self._now = math.nan, 0, 0
+        self._inside = Calibration()
         self.application_work = float(application)
 
     def step(self, turn: Turn) -> Sequence[str]:
         name, check = self.names[0], self._check
         bound = turn.bounds[name]
-        aim = (1 - turn.headroom) * bound / check.caution
         self._steps, self._now = self._steps + 1, turn.number
-        is_due = check.is_due(turn.check_every)
-        is_far = self._norm < FAR * aim and not is_due
+        stride = check.stride()
+        is_due = check.is_due(stride, turn.check_every)
+        is_far = self._norm < FAR * bound and not is_due
         is_fresh = not is_far or self._steps % REFRESHED == 0
-        if is_fresh and self._waves is not None and self._waves.step({name: aim}):
-            return self.names
-        if is_fresh and not all([keeper.step(aim) for keeper in self._keepers]):
+        if is_fresh and not self._refresh(turn, stride):
             return self.names
         known = max(keeper.norm for keeper in self._keepers)
         whole = all(keeper.share == 1 for keeper in self._keepers)
         if is_due:
-            self._norm = check.compare(known * (1.0 if whole else check.ratio), bound, turn.number)
+            self._norm = check.compare(known, bound, turn.number)
+            self._note_waves()
         elif is_far:
             self._norm = check.follow()
         else:
-            self._norm = known * (1.0 if whole else check.ratio)
+            self._norm = known * (1.0 if whole else check.calibration.value)
         if not math.isfinite(self._norm):
             return self.names
         if self._norm > bound:
@@ -219,6 +233,23 @@ class KeptByImages(Keeping):
             self._norm *= factor
         check.leave()
         return ()
+
+    def _refresh(self, turn: Turn, stride: float) -> bool:
+        """Refresh what is tracked, and clip what is above; whether the weights are finite."""
+        name, waves = self.names[0], self._waves
+        if waves is not None and not waves.is_warm:
+            for estimate in waves.begin(turn.bounds).values():
+                self._inside.begin(self._check.search(), estimate)
+        inside = turn.aim(name, stride, min(self._inside.value, 1.0))
+        if waves is not None and waves.step({name: inside}):
+            return False
+        aim = turn.aim(name, stride, self._check.calibration.value)
+        return all([keeper.step(aim) for keeper in self._keepers])
+
+    def _note_waves(self) -> None:
+        """Plane waves show the inside of an image: more than there is on a small one."""
+        if self._waves is not None and math.isfinite(self._norm):
+            self._inside.note(self._norm, self._waves.norms[self.names[0]])
 
     def checked(self) -> dict[str, int]:
         return {self.names[0]: self._now} if self._check.latest == self._now else {}
@@ -230,11 +261,13 @@ class KeptByImages(Keeping):
         images = [keeper.state() for keeper in self._keepers]
         waves = None if self._waves is None else self._waves.state(0)
         own = {"norm": self._norm, "steps": self._steps, "waves": waves}
+        own["inside"] = self._inside.value
         return {self.names[0]: {"images": images, "check": self._check.state(), **own}}
 
     def load_states(self, states: Mapping[str, Any]) -> None:
         for state in states.values():
             self._norm, self._steps = float(state["norm"]), int(state["steps"])
+            self._inside.value = float(state["inside"])
             if self._waves is not None:
                 self._waves.load_state(0, state["waves"])
             for keeper, images in zip(self._keepers, state["images"], strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -35,8 +36,59 @@ LEAST_RATIO, MOST_RATIO = 0.8, 1.25
 UNSEEN, MOST_UNSEEN, CALMING, FORGIVING = 0.9, 0.1, 0.9, 0.98
 # What is supposed before anything has been seen.
 FIRST_GROWTH = 0.01
-# How much of a caution is gone after each look that did not call for it.
+# A target is approached by at most this share of the weights' own movement: a layer within its
+# bound is then not moved farther by a projection than by the optimizer. With 1, steps of Lion were
+# up to 4 times as long as without a bound; with 0.5, 2.4 times.
+GLIDE = 0.5
+# By which share a calibration comes down after each look that did not call for it.
 FORGETTING = 0.2
+
+
+@final
+class Calibration:
+    """A norm over its estimate, as checks have shown it: quick to go up, slow to come down.
+
+    Attributes:
+        value: What an estimate is multiplied with.
+    """
+
+    def __init__(self) -> None:
+        self.value = 1.0
+
+    def begin(self, norm: float, estimate: float) -> None:
+        """Take in the first check, when estimates may still be low for want of steps."""
+        self.value = min(1.0, _ratio(norm, estimate))
+
+    def note(self, norm: float, estimate: float) -> None:
+        """Take in another check."""
+        found = _ratio(norm, estimate)
+        self.value = max(found, self.value + FORGETTING * (found - self.value))
+
+
+def _ratio(norm: float, estimate: float) -> float:
+    if not (0 < norm < math.inf and 0 < estimate < math.inf):
+        return 1.0
+    return min(max(norm / estimate, LEAST_RATIO), MOST_RATIO)
+
+
+@final
+@dataclass(frozen=True)
+class Aim:
+    """Where the estimate of a layer's norm is to be after a step.
+
+    Attributes:
+        goal: What to aim at while all is calm, below the bound.
+        bound: The estimate that the bound stands for.
+        stride: How far the weights have moved in this step, as a share of their size.
+    """
+
+    goal: float
+    bound: float
+    stride: float
+
+    def slack(self, most: float) -> float:
+        """What a norm above its target is multiplied with, `1 - most` at least."""
+        return 1 - min(most, GLIDE * self.stride)
 
 
 @final
@@ -50,14 +102,18 @@ class Unrest:
         norm: The norm after the last step, NaN if there was none.
         growth: The largest relative growth in a step, lately.
         leap: The same over a longer time: what may come again.
+        target: Of the last step.
     """
 
     def __init__(self) -> None:
         self.norm, self.growth, self.leap = math.nan, FIRST_GROWTH, FIRST_GROWTH
+        self.target = math.inf
 
-    def lowered(self, bound: float) -> float:
-        """What to aim at for a bound."""
-        return bound * (1 - min(UNSEEN * self.growth, MOST_UNSEEN))
+    def lowered(self, aim: Aim) -> float:
+        """The target of this step, which comes down no faster than the weights move."""
+        wanted = aim.goal * (1 - min(UNSEEN * self.growth, MOST_UNSEEN))
+        self.target = max(wanted, min(self.target, aim.bound) * aim.slack(1.0))
+        return self.target
 
     def note(self, seen: float, kept: float, steps: int = 1) -> None:
         """Take note of what was seen after so many steps, and of what was left of it."""
@@ -68,12 +124,49 @@ class Unrest:
 
     def state(self) -> dict[str, float]:
         """What is remembered."""
-        return {"norm": self.norm, "growth": self.growth, "leap": self.leap}
+        own = {"norm": self.norm, "growth": self.growth}
+        return {**own, "leap": self.leap, "target": self.target}
 
     def load_state(self, state: Mapping[str, float]) -> None:
         """Go on from there."""
         self.norm, self.growth = float(state["norm"]), float(state["growth"])
-        self.leap = float(state["leap"])
+        self.leap, self.target = float(state["leap"]), float(state["target"])
+
+
+@final
+class Movement:
+    """How far tensors move from step to step, seen in some of their numbers.
+
+    Attributes:
+        samples: Some numbers of each tensor, as the last step left them.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.samples: list[Tensor] = []
+        self.leave(tensors)
+
+    def stride(self, tensors: Sequence[Tensor]) -> float:
+        """The largest change of a tensor since then, as a share of its size."""
+        largest = 0.0
+        for old, tensor in zip(self.samples, tensors, strict=True):
+            change = float(torch.linalg.vector_norm((_sample(tensor) - old).float()))
+            size = float(torch.linalg.vector_norm(old.float()))
+            share = change / max(size, 1e-30)
+            largest = max(largest, share if math.isfinite(share) else math.inf)
+        return largest
+
+    def leave(self, tensors: Sequence[Tensor]) -> None:
+        """Remember the tensors as they are now."""
+        self.samples = [_sample(tensor).clone() for tensor in tensors]
+
+    def state(self) -> list[Tensor]:
+        """What is remembered."""
+        return [sample.clone() for sample in self.samples]
+
+    def load_state(self, state: Sequence[Tensor]) -> None:
+        """Go on from there."""
+        pairs = zip(self.samples, state, strict=True)
+        self.samples = [saved.to(own, copy=True) for own, saved in pairs]
 
 
 @final
@@ -90,17 +183,15 @@ class CheckSchedule:
         trust: How far the weights may move before the next check, as a share of their size.
         moved: How far they have moved since the last one.
         waited: Steps since then.
-        samples: Some numbers of each tensor, as the last step left them.
     """
 
     def __init__(self) -> None:
-        self.trust, self.moved, self.waited = 0.0, 0.0, 0
-        self.samples: list[Tensor] = []
+        self.trust, self.moved, self.waited = 0.0, math.inf, 0
 
-    def is_due(self, tensors: Sequence[Tensor], longest: int) -> bool:
+    def is_due(self, stride: float, longest: int) -> bool:
         """Whether to check now, after another step; at the latest after `longest` of them."""
         self.waited += 1
-        self.moved += self._stride(tensors)
+        self.moved += stride
         return self.moved > self.trust or self.waited >= longest
 
     def note(self, *, surprised: bool) -> None:
@@ -108,37 +199,14 @@ class CheckSchedule:
         self.trust = 0.0 if surprised else min(self.trust + TRUST, MOST_TRUST)
         self.moved, self.waited = 0.0, 0
 
-    def leave(self, tensors: Sequence[Tensor]) -> None:
-        """Remember the tensors as they are now."""
-        self.samples = [_sample(tensor).clone() for tensor in tensors]
-
-    def _stride(self, tensors: Sequence[Tensor]) -> float:
-        """The largest relative change of a tensor in this step."""
-        if len(self.samples) != len(tensors):
-            return math.inf
-        largest = 0.0
-        for old, tensor in zip(self.samples, tensors, strict=True):
-            new = _sample(tensor)
-            change = float(torch.linalg.vector_norm((new - old).float()))
-            size = float(torch.linalg.vector_norm(old.float()))
-            largest = max(largest, change / max(size, 1e-30))
-        return largest
-
     def state(self) -> dict[str, Any]:
         """What is remembered."""
-        samples = [sample.clone() for sample in self.samples]
-        return {
-            "trust": self.trust,
-            "moved": self.moved,
-            "waited": self.waited,
-            "samples": samples,
-        }
+        return {"trust": self.trust, "moved": self.moved, "waited": self.waited}
 
-    def load_state(self, state: Mapping[str, Any], device: torch.device) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         self.trust, self.moved = float(state["trust"]), float(state["moved"])
         self.waited = int(state["waited"])
-        self.samples = [sample.to(device, copy=True) for sample in state["samples"]]
 
 
 def _sample(tensor: Tensor) -> Tensor:
@@ -151,8 +219,7 @@ class NormCheck:
     """The layer itself, at its true input shapes, looked at now and then.
 
     Attributes:
-        ratio: The norm that was found, over the estimate that was at hand then.
-        caution: What a bound is divided by: how far estimates have been too low, at least 1.
+        calibration: The norm that was found, over the estimate that was at hand then.
         applications: Vectors sent through the layer.
         latest: The step of the last check; 0 if there was none.
     """
@@ -165,33 +232,36 @@ class NormCheck:
         self._origin, self._draws = origin, 0
         self._trackers = [RitzTracker(1) for _ in in_shapes]
         self._schedule, self.latest = CheckSchedule(), 0
-        self.ratio, self.caution, self.applications = 1.0, 1.0, 0
+        self._movement = Movement(self._tensors())
+        self.calibration, self.applications = Calibration(), 0
 
-    def is_due(self, longest: int) -> bool:
+    def stride(self) -> float:
+        """How far the weights have moved since the last step, as a share of their size."""
+        return self._movement.stride(self._tensors())
+
+    def is_due(self, stride: float, longest: int) -> bool:
         """Whether to check the layer after this step; never if `longest` is 0."""
-        return self._schedule.is_due(self._tensors(), longest) and longest > 0
+        return self._schedule.is_due(stride, longest) and longest > 0
 
     def leave(self) -> None:
         """Remember the weights as a step has left them."""
-        self._schedule.leave(self._tensors())
+        self._movement.leave(self._tensors())
 
     def follow(self) -> float:
         """The norm by a vector that is known, which may have been overtaken by another."""
         return self._largest(self._follow)
 
+    def search(self) -> float:
+        """The norm by a Lanczos run; NaN for weights that are not finite."""
+        return self._largest(self._search)
+
     def compare(self, estimate: float, bound: float, step: int) -> float:
         """Search for the norm, and compare it with an estimate; the norm that was found."""
-        is_first = self._draws == 0
-        norm = self._largest(self._search)
-        self.latest = step
-        surprised = norm > FAR * bound and not norm <= (1 + SURPRISE) * estimate
+        norm, self.latest = self.search(), step
+        expected = self.calibration.value * estimate
+        surprised = norm > FAR * bound and not norm <= (1 + SURPRISE) * expected
         self._schedule.note(surprised=surprised or not math.isfinite(norm))
-        if math.isfinite(norm) and norm > 0 and estimate > 0:
-            self.ratio = min(max(norm / estimate, LEAST_RATIO), MOST_RATIO)
-            # Quick to become careful, slow to forget.
-            # What is still cold at the first look says nothing about later ones.
-            called_for = 1.0 if is_first else max(1.0, self.ratio)
-            self.caution = max(called_for, self.caution + FORGETTING * (called_for - self.caution))
+        self.calibration.note(norm, estimate)
         return norm
 
     def _largest(self, norm_at: Callable[[int], float]) -> float:
@@ -215,11 +285,11 @@ class NormCheck:
         """What is remembered."""
         return {
             "schedule": self._schedule.state(),
+            "movement": self._movement.state(),
             "latest": self.latest,
             "vectors": [tracker.vectors for tracker in self._trackers],
             "changes": [tracker.changes for tracker in self._trackers],
-            "ratio": self.ratio,
-            "caution": self.caution,
+            "calibration": self.calibration.value,
             "draws": self._draws,
         }
 
@@ -231,9 +301,10 @@ class NormCheck:
                 None if rows is None else rows.to(function.device, function.dtype, copy=True)
                 for rows in (state["vectors"][index], state["changes"][index])
             )
-        self.ratio, self.caution = float(state["ratio"]), float(state["caution"])
+        self.calibration.value = float(state["calibration"])
         self._draws, self.latest = int(state["draws"]), int(state["latest"])
-        self._schedule.load_state(state["schedule"], function.device)
+        self._schedule.load_state(state["schedule"])
+        self._movement.load_state(state["movement"])
 
     def _follow(self, index: int) -> float:
         """A round from the last vector, and more where another one has taken over."""

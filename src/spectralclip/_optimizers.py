@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import final
 
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from spectralclip._momentum import Momentum, has_unknown_momentum, momentum_of
 
@@ -98,6 +98,16 @@ class Optimizers:
         """Drop all that is remembered of a parameter, whose shape has changed."""
         for optimizer in self._all():
             optimizer.state.pop(parameter, None)
+
+    def restart(self) -> None:
+        """Have LBFGS begin anew after weights were moved from outside.
+
+        It infers curvature from the gradients along its own path. Across a jump they say nothing,
+        and its next step may be infinite.
+        """
+        for optimizer in self._all():
+            for state in optimizer.state.values() if type(optimizer) is LBFGS else ():
+                state["n_iter"] = 0
 
     def with_unknown_momentum(self) -> list[str]:
         """The classes whose momentum is left alone."""
