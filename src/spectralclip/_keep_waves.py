@@ -322,13 +322,14 @@ class WaveGroup:
         return torch.stack(parts).reshape(len(self.slots) * self._groups, -1)
 
     def _warm_up(self, weight: Tensor, rows: Tensor | None) -> bool:
-        for _ in range(WARM_UP):
+        for look in range(WARM_UP):
             waves = self.tracker.look(weight, rows, move=True)
             self._count_work(None)
             if not np.isfinite(waves.S).all():
                 return False
             self.tracker.keep(waves)
-            if waves.rise.max() <= WARM * waves.S.max():
+            # The first look begins from random vectors: what it rises by says nothing.
+            if look and waves.rise.max() <= WARM * waves.S.max():
                 break
         self.is_warm = True
         return True

@@ -154,7 +154,8 @@ class KeptByWaves(Keeping):
                 if not math.isfinite(norm):
                     lost.append(name)
                 elif norm > bound:
-                    group.shrink(index, (1 - turn.headroom) * bound / norm)
+                    target = check.calibration.value * group.unrest[index].target
+                    group.shrink(index, min(target, bound) / norm)
             check.leave()
         return lost
 
@@ -228,7 +229,8 @@ class KeptByImages(Keeping):
         if not math.isfinite(self._norm):
             return self.names
         if self._norm > bound:
-            factor = (1 - turn.headroom) * bound / self._norm
+            target = check.calibration.value * self._keepers[0].unrest.target
+            factor = min(target, bound) / self._norm
             self._keepers[0].shrink(factor)
             self._norm *= factor
         check.leave()
