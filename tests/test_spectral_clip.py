@@ -16,7 +16,7 @@ from training_cases import assert_identical, snapshot, true_norm, true_norms
 
 from spectralclip import NormWarning, attach, find_layers, load_digits, methods
 from spectralclip._keep import keepings
-from spectralclip._keeping import Keeping, KeptByClamp, KeptByImages, KeptByWaves, KeptExactly
+from spectralclip._keeping import Keeping, KeptByClamp, KeptByImages, KeptByWaves, KeptExactly, Turn
 from spectralclip.methods import SpectralClip
 
 
@@ -261,12 +261,12 @@ def test_applications_are_counted(name: str) -> None:
     (way,) = ways(built(name), x, SpectralClip(compose=KINDS[name].compose))
     counts = [way.applications]
     for _ in range(3):
-        way.step({way.names[0]: 0.5}, 0.01, "none")
+        way.step(Turn(2, {way.names[0]: 0.5}, 0.01, 0))
         counts.append(way.applications)
     assert counts[0] == 0
     assert counts[1] > 0
     assert counts == sorted(counts)
-    way.step({way.names[0]: 0.5}, 0.01, "search")
+    way.step(Turn(3, {way.names[0]: 0.5}, 0.01, 1))
     assert way.applications >= counts[-1] + 4
 
 

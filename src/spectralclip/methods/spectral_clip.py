@@ -38,8 +38,10 @@ class SpectralClip(Method):
     - all others, such as reflected and replicated borders: images.
 
     An estimate of a norm comes from below, so two things keep the truth below the bound: the
-    `headroom`, and a look at the layer itself every now and then (`check_every`), which lowers the
-    target of a layer whose norm was found to be above its estimate.
+    `headroom`, and checks of the layer itself, at every step until its estimates have proved right
+    and then as often as its weights have moved by a few percent. A layer that is found above its
+    bound is scaled in the same step, and its target lowered. Weights of any finite size come back
+    within the bound in the step that they leave it.
 
     Bounding layers one by one leaves batch norms free to amplify. With `compose="conv_bn"` it is
     the convolution together with the batch norm behind it that is bounded, at the running
@@ -56,8 +58,8 @@ class SpectralClip(Method):
     *Cost.* For dense layers one decomposition of a small matrix a step where something is above
     its bound; for convolutions about ten applications to plane waves or images a step.
 
-    *Known failure.* A value that rises from far below to above the bound within a few steps is seen
-    late, and the norm is above the bound until then; large steps of the optimizer do this.
+    *Known failure.* With `check_every=0`, a value that rises from far below to above the bound
+    within a few steps is seen late, and the norm is above the bound until then.
 
     Attributes:
         headroom: The target is `(1 - headroom) * max_norm`, but for layers that are clipped
@@ -65,9 +67,9 @@ class SpectralClip(Method):
         compose: "conv_bn" to bound dense layers and convolutions together with the batch norm
             behind them; None to bound them alone.
         batch_norm: Bound the norm of batch norms as well, where they are layers of their own.
-        strip_momentum: Take out of the momentum what would push the layer out again.
-        check_every: After so many steps a layer's norm itself is searched for, and a few times in
-            between followed; 0 for never.
+        strip_momentum: Take out of the momentum what would push the layer out again, where it is
+            known how the optimizer's steps follow from it.
+        check_every: The most steps between two checks of a layer's norm itself; 0 for no checks.
 
     Example:
         >>> import torch
