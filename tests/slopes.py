@@ -43,6 +43,12 @@ def largest_slope(model: nn.Module, in_shape: tuple[int, ...], pairs: int, seed:
     return best
 
 
+def pair_slopes(model: nn.Module, in_shape: tuple[int, ...], pairs: int, seed: int = 0) -> float:
+    """As `largest_slope`, one input at a time, for models that take no batches."""
+    one_by_one = Function(lambda rows: torch.stack([model(row[None]).flatten() for row in rows]))
+    return largest_slope(one_by_one, in_shape, pairs, seed)
+
+
 def jacobian_norms(model: nn.Module, points: Tensor, *, at_once: bool = False) -> Tensor:
     """The norms of the Jacobians at some points, from dense matrices in float64.
 

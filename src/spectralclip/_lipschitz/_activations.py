@@ -30,15 +30,18 @@ _ONE = (
 
 
 def _elu(node: Node) -> float:
-    """`scale * x` above zero, `scale * alpha * (exp(c x) - 1)` below."""
+    """`scale * x` above zero, `scale * alpha * (exp(c x) - 1)` below: steep where c < 0."""
     alpha, scale = float(node.argument("alpha", 1)), float(node.argument("scale", 1))
-    return abs(scale) * max(1.0, abs(alpha * float(node.argument("input_scale", 1))))
+    inner = float(node.argument("input_scale", 1))
+    if inner < 0 and alpha != 0 and scale != 0:
+        return math.inf
+    return abs(scale) * max(1.0, abs(alpha * inner))
 
 
 def _rrelu(node: Node) -> float:
     lower, upper = float(node.argument("lower")), float(node.argument("upper"))
     if node.argument("training"):
-        return max(1.0, abs(lower), abs(upper))
+        return math.inf
     return max(1.0, abs(lower + upper) / 2)
 
 
@@ -69,8 +72,8 @@ def _power(node: Node) -> float:
 
 
 def _dropout(node: Node) -> float:
-    rate = float(node.argument("p", 0))
-    return 1 / (1 - rate) if node.argument("train") and rate < 1 else 1.0
+    """Dropout trains where it is told so, and where it is told nothing."""
+    return 1.0 if node.argument("train") is False else math.inf
 
 
 CONSTANTS: dict[str, float | Callable[[Node], float]] = {

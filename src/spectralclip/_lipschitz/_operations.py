@@ -7,18 +7,18 @@ from __future__ import annotations
 
 # Each output is another input or a constant: of norm one, or less where inputs are left out.
 REARRANGE = {
-    *("view", "_unsafe_view", "reshape", "_reshape_alias", "permute", "transpose", "t", "squeeze"),
+    *("view", "_unsafe_view", "reshape", "permute", "transpose", "t", "squeeze"),
     *("unsqueeze", "alias", "detach", "clone", "_to_copy", "contiguous", "lift_fresh", "flip"),
     *("roll", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "select", "slice", "split"),
     *("split_with_sizes", "unsafe_split", "unsafe_split_with_sizes", "unbind", "narrow"),
-    *("diagonal", "constant_pad_nd", "tril", "triu", "neg", "input", "embedding"),
+    *("diagonal", "constant_pad_nd", "tril", "triu", "neg", "input"),
     *("rot90", "swapaxes", "diag_embed"),
 }
 
 # Each output is an input or a constant, but an input may be used several times.
 COPY = {
     *("expand", "repeat", "index", "index_select", "gather", "take", "unfold", "im2col"),
-    *("reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "masked_fill", "as_strided"),
+    *("reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "masked_fill", "embedding"),
     *("replication_pad1d", "replication_pad2d", "replication_pad3d", "pad", "copy", "fill"),
     "masked_select",
     *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
@@ -28,7 +28,7 @@ COPY = {
 # Linear in all inputs together, with nothing simple to say of the norm.
 LINEAR = {
     *("mean", "sum", "cumsum", "trace", "lerp", "col2im", "index_add", "slice_scatter"),
-    *("select_scatter", "diagonal_scatter", "as_strided_scatter", "index_put", "index_copy"),
+    *("select_scatter", "diagonal_scatter", "index_put", "index_copy"),
     *("scatter", "scatter_add", "masked_scatter"),
     *("avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d"),
     *("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "mkldnn_adaptive_avg_pool2d"),
@@ -93,6 +93,7 @@ OTHER_NORMS = {
     "layer_norm",
 }
 
+SAMPLED = "it multiplies by numbers drawn at random"
 _JUMPS = "it jumps: two inputs however close may have outputs far apart"
 _STEEP = "its slope grows without end"
 _PRODUCT = "it multiplies values that depend on the input with each other"
@@ -106,8 +107,10 @@ REASONS = {
     **dict.fromkeys(("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal"), _STEEP),
     **dict.fromkeys(("acos", "asin", "atanh", "acosh", "logit", "var", "var_mean"), _STEEP),
     **dict.fromkeys(("prod", "cumprod", "linalg_det", "_cdist_forward"), _PRODUCT),
+    **dict.fromkeys(("native_dropout", "rrelu_with_noise"), SAMPLED),
     "softplus": "its threshold is so low that it jumps there",
     "celu": "with a negative alpha, its slope grows without end",
+    "elu": "with a negative input_scale, its slope grows without end",
     "glu": f"{_PRODUCT}, and is Lipschitz on bounded inputs alone",
     **dict.fromkeys(
         (

@@ -35,7 +35,6 @@ _SWITCHES = "it depends on a comparison or an index made from the input, and jum
 _UNKNOWN = "no rule is known for this operation"
 _DENOMINATOR = "it divides by a value that depends on the input"
 _PRODUCT = "it multiplies values that depend on the input with each other"
-_SAMPLED = "it multiplies by numbers drawn at random"
 _BITS = "it takes the bits of numbers for other numbers"
 _NOT_A_NUMBER = "a constant that it reads is NaN"
 _REARRANGING = (nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle)
@@ -102,7 +101,7 @@ def _hopeless(node: Node, flow: Flow) -> str:
     if any(_is_nan(leaf) for leaf in leaves((node.args, node.kwargs))):
         return _NOT_A_NUMBER
     harmless = ops.SUMS | ops.JOINS | {"native_dropout", "rrelu_with_noise"}
-    return _SAMPLED if node.random and node.operation not in harmless else ""
+    return ops.SAMPLED if node.random and node.operation not in harmless else ""
 
 
 def _is_nan(constant: Any) -> bool:
