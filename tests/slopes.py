@@ -68,3 +68,61 @@ def dense_norm(model: nn.Module, in_shape: tuple[int, ...]) -> float:
     """The norm of an affine model, from its dense matrix."""
     generator = torch.Generator().manual_seed(1)
     return float(jacobian_norms(model, torch.randn(1, *in_shape, generator=generator))[0])
+
+
+# Where functions are steep: small, usual and large numbers, and some that are nearly alike.
+_SCALES = (1e-3, 0.3, 1.0, 3.0, 20.0)
+_STEP = 1e-6
+
+
+def starting_points(size: int, seed: int) -> Tensor:
+    """Points at which a function may be steep, one a row."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    points = [scale * randn(2, size) for scale in _SCALES]
+    alike = randn(3, 1) + 1e-4 * randn(3, size)
+    peak = 1e-3 * randn(1, size)
+    peak[0, size // 2 :][:1] = 5.0
+    return torch.cat([*points, alike, peak])
+
+
+def numeric_jacobian(model: nn.Module, x: Tensor) -> Tensor:
+    """The Jacobian at a flat point by differences, which asks no derivative of anybody."""
+    moves = _STEP * torch.eye(x.numel(), dtype=torch.float64)
+    with torch.no_grad():
+        columns = [(model((x + m)[None]) - model((x - m)[None])).flatten() for m in moves]
+    return torch.stack(columns, 1) / (2 * _STEP)
+
+
+def steepest(model: nn.Module, size: int, seed: int, stride: int = 1) -> float:
+    """The steepest that a model of flat float64 inputs is found to be.
+
+    Norms of dense Jacobians, those that torch states and those from differences, and slopes
+    between pairs of points, which see jumps too. With a stride, at fewer points.
+    """
+    points = starting_points(size, seed)
+    finite = Function(lambda x: torch.where((y := model(x)).isinf(), 0.0, y))
+    with torch.no_grad():
+        image = finite(points[:1])
+    if image.numel() == 0:
+        return 0.0
+    matrices = []
+    for x in points[::stride]:
+        try:
+            flat = functools.partial(_flat, finite)
+            matrices.append(torch.autograd.functional.jacobian(flat, x))
+        except RuntimeError:  # a few operations have no derivative
+            break
+    if image.dtype == torch.float64:  # small differences say nothing of single precision
+        matrices += [numeric_jacobian(finite, x) for x in points[::stride]]
+        pairs = pair_slopes(finite, (size,), 60 // stride, seed)
+    else:
+        pairs = 0.0
+    return max([pairs, *(float(torch.linalg.matrix_norm(m, ord=2)) for m in matrices)])
+
+
+def _flat(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x[None]).flatten()

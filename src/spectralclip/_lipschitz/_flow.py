@@ -76,7 +76,7 @@ class Node:
         """An argument by the name that the operation's schema gives it."""
         if name in self.kwargs:
             return self.kwargs[name]
-        for place, (own, otherwise) in enumerate(_arguments(self.function)):
+        for place, (own, otherwise) in enumerate(signature(self.function)):
             if own == name:
                 return self.args[place] if place < len(self.args) else otherwise
         return default
@@ -133,7 +133,7 @@ class Flow:
         return [self.nodes[index] for index in sorted(found - {base})]
 
 
-def _arguments(function: Any) -> Iterator[tuple[str, Any]]:
+def signature(function: Any) -> Iterator[tuple[str, Any]]:
     """The names of a function's arguments, and their defaults."""
     schema = getattr(function, "_schema", None)
     if schema is not None:

@@ -21,15 +21,14 @@ from spectralclip._layers import ExampleInputs, find_layers
 from spectralclip._lipschitz._flow import Flow
 from spectralclip._lipschitz._hidden import hides_tensors
 from spectralclip._lipschitz._ledger import HIDDEN, TOKEN, Ledger
+from spectralclip._lipschitz._reasons import ATTENTION, RECURRENT
 from spectralclip._lipschitz._recorder import Calls, Functions, Operations
 from spectralclip._lipschitz._state import as_in_evaluation
 
-ATTENTION = "attention multiplies values that depend on the input with each other"
-_RECURRENT = "a recurrent layer multiplies its state with gates that depend on the input"
 _OPAQUE: dict[type[nn.Module], str] = {
     nn.MultiheadAttention: ATTENTION,
-    nn.RNNBase: _RECURRENT,
-    nn.RNNCellBase: _RECURRENT,
+    nn.RNNBase: RECURRENT,
+    nn.RNNCellBase: RECURRENT,
 }
 # Functions of which more is known than of the operations that they consist of, and why nothing is
 # known of some others.
