@@ -126,3 +126,48 @@ def steepest(model: nn.Module, size: int, seed: int, stride: int = 1) -> float:
 
 def _flat(model: nn.Module, x: Tensor) -> Tensor:
     return model(x[None]).flatten()
+
+
+def climbed(model: nn.Module, size: int, seed: int, starts: int) -> float:
+    """The steepest that gradient ascent finds, from several points.
+
+    What counts is the slope between two points at a small distance along the leading direction of
+    the Jacobian by differences: no matter what is not smooth there, none may exceed a bound.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(starting_points(size, seed)), generator=generator)
+    best = 0.0
+    for x in starting_points(size, seed)[order[:starts]]:
+        for step in (1.0, 0.3, 0.1):
+            slope, u, v = _leading(model, x)
+            best = max(best, slope)
+            uphill = _uphill(model, x, u, v)
+            if uphill is None:  # flat around here, or not to be differentiated twice
+                uphill = torch.randn(size, generator=generator, dtype=torch.float64)
+            x = x + step * max(1.0, float(x.abs().max())) * uphill / uphill.norm()
+        best = max(best, _leading(model, x)[0])
+    return best
+
+
+def _leading(model: nn.Module, x: Tensor) -> tuple[float, Tensor, Tensor]:
+    """A slope at a point, and the singular vectors that belong to it."""
+    matrix = numeric_jacobian(model, x)
+    if not bool(matrix.isfinite().all()):
+        return 0.0, matrix[:, 0], x
+    u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
+    v = vh[0]
+    with torch.no_grad():
+        rise = model((x + _STEP * v)[None]) - model((x - _STEP * v)[None])
+    return float(rise.norm()) / (2 * _STEP), u[:, 0], v
+
+
+def _uphill(model: nn.Module, x: Tensor, u: Tensor, v: Tensor) -> Tensor | None:
+    """The gradient of `u^T J(x) v`."""
+    x = x.clone().requires_grad_()
+    try:
+        (row,) = torch.autograd.grad(model(x[None]).flatten(), x, u, create_graph=True)
+        (found,) = torch.autograd.grad(row @ v, x)
+    except RuntimeError:
+        return None
+    good = bool(found.isfinite().all()) and float(found.norm()) > 0
+    return found if good else None

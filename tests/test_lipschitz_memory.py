@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -110,3 +111,26 @@ def test_dropout_that_trains_is_drawn_at_random() -> None:
         assert math.isinf(bound.upper) and "at random" in bound.unbounded[0].reason
     still = Function(lambda x: aten.native_dropout(x, 0.5, False)[0])
     assert lipschitz_bounds(still, X, local=False).upper == 1.0
+
+
+def test_what_an_operation_enlarges_is_not_taken_for_what_it_was() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = 1000 * x
+        first, second = torch.ones(1, 2, 1).to(x), torch.ones(1, 1, 2).to(x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            aten.addbmm_(y[:, :2], first, second)  # which writes over all four
+        return y
+
+    bound = lipschitz_bounds(Function(function), X, local=False)
+    assert math.isinf(bound.upper) and "cannot be followed" in bound.unbounded[0].reason
+
+
+def test_a_batch_norm_that_updates_its_statistics_uses_those_of_its_input() -> None:
+    def function(x: Tensor) -> Tensor:
+        mean, variance = torch.zeros(2).to(x), torch.ones(2).to(x)
+        made = aten._batch_norm_with_update(x.reshape(2, 2), None, None, mean, variance, 0.1, 1e-4)
+        return made[0]
+
+    bound = lipschitz_bounds(Function(function), X, local=False)
+    assert bound.upper == pytest.approx(100.0)

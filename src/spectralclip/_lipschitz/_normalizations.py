@@ -43,11 +43,15 @@ def statistics_factor(node: Node, source: Shape) -> tuple[float, str]:
     return largest / math.sqrt(eps), f"by its eps of {eps:g} alone, where all entries are alike"
 
 
+def training_batch_norm(node: Node, flow: Flow, norms: Norms) -> Rule:
+    """It uses the statistics of its input, whatever running ones it is given to update."""
+    return by_factor(statistics_factor)(node, flow, norms)
+
+
 def batch_norm(node: Node, flow: Flow, norms: Norms) -> Rule:
     """Affine where it uses its running statistics, which are constants."""
-    trains = node.argument("training", node.argument("train", False))
     variance = node.argument("running_var")
-    if trains or not isinstance(variance, Tensor):
+    if node.argument("training", False) or not isinstance(variance, Tensor):
         return by_factor(statistics_factor)(node, flow, norms)
     scale, weight = torch.rsqrt(variance.double() + eps_of(node)), node.argument("weight")
     scale = scale if weight is None else scale * weight.double()

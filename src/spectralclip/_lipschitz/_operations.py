@@ -25,6 +25,7 @@ from spectralclip._lipschitz._normalizations import (
     norm_factor,
     normalize_factor,
     statistics_factor,
+    training_batch_norm,
 )
 from spectralclip._lipschitz._orders import (
     log_softmax_factor,
@@ -108,7 +109,7 @@ _WINDOW = "kernel_size stride padding dilation ceil_mode"
 _MEAN = "kernel_size stride padding ceil_mode count_include_pad divisor_override"
 _CONVOLUTION = "stride padding dilation transposed output_padding groups"
 _TUNING = "benchmark deterministic cudnn_enabled allow_tf32"
-_STATISTICS = "weight bias running_mean running_var training train momentum eps"
+_STATISTICS = "weight bias running_mean running_var training momentum eps"
 
 TABLE: dict[str, Operation] = {
     # Each output is another input or a constant.
@@ -280,11 +281,12 @@ TABLE: dict[str, Operation] = {
     # Normalizations.
     **_each(
         "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training "
-        "_batch_norm_with_update _batch_norm_no_update",
+        "_batch_norm_no_update",
         batch_norm,
         _STATISTICS,
         data="input",
     ),
+    **_each("_batch_norm_with_update", training_batch_norm, _STATISTICS, data="input"),
     **_each(
         "cudnn_batch_norm miopen_batch_norm",
         batch_norm,

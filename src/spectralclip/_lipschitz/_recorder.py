@@ -89,6 +89,7 @@ class Operations(TorchDispatchMode):
         if name in _SHAPE_ALONE and noted[0] and isinstance(noted[0][0], (Ref, Tensor)):
             # Memory that nobody has written to may hold anything, NaN too.
             noted = ((torch.zeros_like(args[0]), *noted[0][1:]), noted[1])
+        sizes = [tensor.shape for tensor in written]
         known = self._places(args[0]) if name in _BY_ADDRESS and args else None
         output = func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
@@ -106,6 +107,8 @@ class Operations(TorchDispatchMode):
             if name in _DECIDES:
                 ledger.decision()
             self._followed(func, name, noted, output, written, RANDOM in tags)
+            if torch.Tag.inplace_view not in getattr(func, "tags", ()):
+                self._resized(written, sizes)
         return output
 
     def _places(self, tensor: Tensor) -> Tensor:
@@ -122,6 +125,12 @@ class Operations(TorchDispatchMode):
             return
         taken: tuple[Any, Any] = ((noted[0][0], index.to(output.device)), {})
         ledger.put(output, ledger.add("take", taken, output, function=torch.ops.aten.take.default))
+
+    def _resized(self, written: Sequence[Tensor], sizes: Sequence[torch.Size]) -> None:
+        """Some operations enlarge what they write into, over its neighbours in memory."""
+        for tensor, size in zip(written, sizes, strict=True):
+            if tensor.shape != size:
+                self._ledger.put(tensor, self._ledger.unseen(tensor), write=True)
 
     def _unfollowed(
         self, name: str, output: Any, written: Sequence[Tensor], tags: frozenset[str]
