@@ -19,6 +19,7 @@ from spectralclip._lipschitz._chain_norms import IntervalOf, Norms, standard_int
 from spectralclip._lipschitz._examples import Call, examples_of, first_run, outputs
 from spectralclip._lipschitz._flow import Flow, alike
 from spectralclip._lipschitz._following import NotFollowedError, follow, taken_as_one
+from spectralclip._lipschitz._gates import with_gates
 from spectralclip._lipschitz._jacobian import local_norms
 from spectralclip._lipschitz._propagation import Propagation
 from spectralclip._lipschitz._result import NetworkBound, Step, Unbounded
@@ -161,6 +162,7 @@ def _add(flows: list[Flow], flow: Flow) -> None:
 
 def _of_flow(flow: Flow, interval_of: IntervalOf, otherwise: IntervalOf) -> NetworkBound:
     """The bound of one way through the model."""
+    flow = with_gates(flow)
     norms = Norms(flow, interval_of, otherwise)
     found = Propagation(flow, norms)
     places = [*found.unbounded, *_more_unbounded(flow)]

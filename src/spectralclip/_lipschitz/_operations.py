@@ -308,9 +308,14 @@ TABLE: dict[str, Operation] = {
 }
 """All that the bound accepts."""
 
-# Nodes that stand for no operation of torch: pieces of the input, the output, and memory that was
-# written into.
-_OWN: dict[str, RuleOf] = {"input": rearranged, "output": joined, "written": mixed}
+# Nodes that stand for no operation of torch: pieces of the input, the output, memory that was
+# written into, and activations that are written out by hand.
+_OWN: dict[str, RuleOf] = {
+    "input": rearranged,
+    "output": joined,
+    "written": mixed,
+    "self_gated": pointwise(lambda node: float(node.kwargs["slope"])),
+}
 
 
 def rule_of(node: Node, flow: Flow, norms: Norms) -> Rule:
