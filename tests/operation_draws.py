@@ -38,11 +38,12 @@ class Call:
     build: Build
     function: Callable[..., Any]
 
-    def __call__(self, x: Tensor) -> list[Tensor]:
-        """The results of floating-point numbers."""
+    def __call__(self, x: Tensor, outputs: tuple[int, ...] | None = None) -> list[Tensor]:
+        """The results of floating-point numbers, or some of them by their places."""
         args, kwargs = self.build(x.reshape(self.shape))
         made = self.function(*args, **kwargs)
         found = list(made) if isinstance(made, (tuple, list)) else [made]
+        found = found if outputs is None else [found[place] for place in outputs]
         return [y for y in found if isinstance(y, Tensor) and y.is_floating_point()]
 
 

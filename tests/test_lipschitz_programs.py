@@ -11,7 +11,7 @@ from slopes import climbed
 
 from spectralclip._lipschitz._bounds import lipschitz_bounds
 
-FEW, MANY, BLOCK = 40, 2000, 100
+FEW, MANY, BLOCK = 24, 2000, 100
 
 
 def checked(seed: int, starts: int) -> bool:

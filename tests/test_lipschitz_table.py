@@ -32,10 +32,11 @@ ROUNDING = 1e-6
 
 
 def model_of(call: Call) -> Function:
-    """The results of a call side by side, for an input with a batch dimension."""
+    """The results that an entry is for, side by side, for an input with a batch dimension."""
+    outputs = TABLE[call.name].outputs
 
     def function(x: Tensor) -> Tensor:
-        made = call(x[0].clone())
+        made = call(x[0].clone(), outputs)
         return torch.cat([y.flatten() for y in made])
 
     return Function(function)
