@@ -241,3 +241,64 @@ def test_weights_without_values() -> None:
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         audit(nn.Linear(2, 2), torch.zeros(1, 2), **arguments)
+
+
+# --- What is left out is explained --------------------------------------------------------------
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru = nn.LSTM(4, 3, batch_first=True), nn.GRU(3, 3, batch_first=True)
+        self.norm, self.out = nn.LayerNorm(3), nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.norm(self.gru(self.lstm(x)[0])[0]))
+
+
+def test_recurrent_weights_are_listed_with_their_norms_and_explained() -> None:
+    model = Recurrent()
+    skipped = audit(model, torch.randn(2, 5, 4), lipschitz=False).skipped
+    for name, layer in (("lstm", model.lstm), ("gru", model.gru)):
+        assert "a recurrent layer" in skipped[name] and "not certified" not in skipped[name]
+        for weight in ("weight_ih_l0", "weight_hh_l0"):
+            norm = torch.linalg.svdvals(getattr(layer, weight).detach())[0]
+            assert f"{weight} " in skipped[name] and f"of norm {float(norm):.4g}" in skipped[name]
+
+
+def test_the_advice_on_a_layer_norm_can_be_followed_in_an_audit() -> None:
+    why = audit(Recurrent(), torch.randn(2, 5, 4), lipschitz=False).skipped["norm"]
+    assert "not affine" in why and "Leave it out" not in why
+    assert "larger eps" in why and "batch norm in its place" in why
+
+
+# --- Positional and keyword inputs --------------------------------------------------------------
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor, *, mask: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        return factor * self.layer(x) * mask
+
+
+def test_an_audit_takes_positional_and_keyword_inputs() -> None:
+    model, x, mask = Masked(), torch.randn(2, 4), torch.ones(2, 3)
+    plain = audit(model, {"x": x, "mask": mask, "factor": 2.0})
+    for args in ((x,), x, [x]):
+        found = audit(model, args, {"mask": mask, "factor": 2.0})
+        assert found.inputs == ((2, 4), (2, 3)) and found.layers == plain.layers
+        assert found.lipschitz == plain.lipschitz
+    assert audit(model, (), {"x": x, "mask": mask}).layers == plain.layers
+
+
+def test_inputs_that_are_no_such_things_are_refused() -> None:
+    model, x = Masked(), torch.randn(2, 4)
+    with pytest.raises(TypeError, match=r"example_kwargs must be a dictionary.*got Tensor"):
+        audit(model, x, torch.ones(2, 3))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="given twice"):
+        audit(model, {"x": x}, {"mask": torch.ones(2, 3)})
+    with pytest.raises(TypeError, match="example_inputs must be"):
+        audit(model, (), {"factor": 2.0})

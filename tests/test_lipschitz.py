@@ -262,3 +262,19 @@ def test_no_input_within_the_radius_is_classified_otherwise() -> None:
             move = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)).double()
             move *= radius[:, None, None, None] / move.flatten(1).norm(dim=1)[:, None, None, None]
             assert torch.equal(model(x + 0.999 * move).argmax(1), logits.argmax(1))
+
+
+def test_a_bound_is_printed_on_less_than_a_screen() -> None:
+    layers = [
+        part for _ in range(30) for part in (nn.Linear(4, 4), nn.Mish(), nn.GLU(), nn.Linear(2, 4))
+    ]
+    bounds = [
+        lipschitz_bounds(nn.Sequential(*layers), torch.randn(9, 4)),
+        lipschitz_bounds(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(1, 4)),
+    ]
+    for bound in bounds:
+        text = str(bound).splitlines()
+        assert len(text) <= 24 and max(map(len, text)) <= 100
+        assert len(repr(bound)) <= 200 and "\n" not in repr(bound)
+    assert "no upper bound" in str(bounds[0]) and "and 24 more, in .unbounded" in str(bounds[0])
+    assert f"at most {bounds[1].upper:.6g}" in str(bounds[1])

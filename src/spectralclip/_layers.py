@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Literal, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,40 @@ from spectralclip._graph import Call, chains, direct_readers, distinct_shapes, f
 
 ExampleInputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
 """What a model is called with: a tensor, positional arguments, or keyword arguments."""
+
+
+@final
+class Inputs(NamedTuple):
+    """Positional and keyword arguments of one call; among `ExampleInputs`, a sequence."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+def with_kwargs(
+    example_inputs: ExampleInputs, example_kwargs: Mapping[str, Any] | None
+) -> ExampleInputs:
+    """Example inputs with keyword arguments besides, if there are any.
+
+    Raises:
+        TypeError: The keyword arguments are no dictionary, or are given twice.
+    """
+    if example_kwargs is None:
+        return example_inputs
+    if not isinstance(example_kwargs, Mapping):
+        raise TypeError(
+            "example_kwargs must be a dictionary of keyword arguments, got "
+            f"{type(example_kwargs).__name__}. Give positional ones as a tuple before it."
+        )
+    if isinstance(example_inputs, Mapping):
+        raise TypeError(
+            "Keyword arguments were given twice: with example_kwargs, example_inputs must be a "
+            "tensor or a tuple of positional arguments, got a dictionary."
+        )
+    one = isinstance(example_inputs, Tensor) or not isinstance(example_inputs, Sequence)
+    args = (example_inputs,) if one else tuple(example_inputs)
+    return Inputs(args, dict(example_kwargs))
+
 
 Compose: TypeAlias = bool | Literal["chains"]
 Pairs: TypeAlias = Iterable[tuple[str, str]]
@@ -191,6 +225,8 @@ def _arguments(
         raise TypeError(f"model must be a module, got {type(model).__name__}.")
     if isinstance(example_inputs, Tensor):
         return [example_inputs], {}
+    if isinstance(example_inputs, Inputs) and any(True for _ in tensors_in(example_inputs)):
+        return example_inputs.args, example_inputs.kwargs
     container = isinstance(example_inputs, (Sequence, Mapping))
     if not container or not any(True for _ in tensors_in(example_inputs)):
         raise TypeError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
@@ -23,7 +23,7 @@ from spectralclip._audit._rows import Book, Row, find_rows, jobs_for
 from spectralclip._audit._work import Workers, check_workers, examined, from_first_rank
 from spectralclip._forward_pass import left_as_it_was, unwrapped
 from spectralclip._graph import tensors_in
-from spectralclip._layers import ExampleInputs, skipped_layers
+from spectralclip._layers import ExampleInputs, skipped_layers, with_kwargs
 from spectralclip._lipschitz._bounds import lipschitz_bounds
 from spectralclip._lipschitz._result import NetworkBound
 
@@ -35,6 +35,7 @@ VALUES_TOL = 0.01  # relative accuracy of the leading singular values: enough fo
 def audit(
     model: nn.Module,
     example_inputs: ExampleInputs,
+    example_kwargs: Mapping[str, Any] | None = None,
     *,
     k: int = 10,
     rtol: float = 0.01,
@@ -56,6 +57,8 @@ def audit(
         model: Any module.
         example_inputs: What the model is called with, with the batch dimension: a tensor, a tuple
             of positional arguments, or a dictionary of keyword arguments.
+        example_kwargs: Keyword arguments, beside positional ones:
+            `audit(model, (tokens,), {"mask": mask})` for `model(tokens, mask=mask)`.
         k: How many singular values of each layer.
         rtol: Relative width of the intervals to stop at.
         failure: Accepted probability that the upper end of one layer's interval is too small.
@@ -91,6 +94,7 @@ def audit(
     """
     request = _request(k, rtol, failure, deterministic, seed)
     _check_model(model)
+    example_inputs = with_kwargs(example_inputs, example_kwargs)
     bare = unwrapped(model)
     check_workers(workers, bare)
     started, ranks = time.perf_counter(), workers == "ranks"

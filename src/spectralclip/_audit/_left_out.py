@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from spectralclip._candidates import BATCH_NORM, BEFORE_A_NORM, bare_modules, is_container
+from spectralclip._fsdp import is_sharded_tensor
 
 NETWORK = "(the network)"  # among the names of layers
 # In front of the reason, where something that has a norm could not be bounded. It is a part of the
@@ -15,7 +17,9 @@ NOT_CERTIFIED = "not certified: "
 
 _AFFINE_TYPES = (*BEFORE_A_NORM, BATCH_NORM, nn.Embedding)
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
 _UNUSED = "not used in the forward pass"
+_LEAVE_OUT = " Leave it out."  # as one is told who asks for a single layer
 # What is said of modules that were tried, and found to be something else than an affine layer.
 _NO_LAYER = (
     "not affine",
@@ -37,9 +41,36 @@ def with_verdicts(model: nn.Module, skipped: Mapping[str, str]) -> dict[str, str
     """
     modules = dict(bare_modules(model))
     return {
-        name: why if _is_no_layer(modules[name], why) else NOT_CERTIFIED + why
+        name: _explained(modules[name], why)
+        if _is_no_layer(modules[name], why)
+        else NOT_CERTIFIED + why
         for name, why in skipped.items()
     }
+
+
+def _explained(module: nn.Module, why: str) -> str:
+    """Why a module is no layer, and what can be done about it, in an audit's terms."""
+    if isinstance(module, _RECURRENT) and why != _UNUSED:
+        norms = [
+            f"{name} {' x '.join(map(str, weight.shape))} of norm {_norm(weight):.4g}"
+            for name, weight in module.named_parameters()
+            if weight.ndim == 2 and not weight.is_meta and not is_sharded_tensor(weight)
+        ]
+        return (
+            "a recurrent layer, not affine: its weights act on its state again and again, through "
+            f"gates that depend on the input. Its matrices: {'; '.join(norms)}"
+        )
+    why = why.removesuffix(_LEAVE_OUT)
+    if isinstance(module, _NORMS) and "not affine" in why:
+        return (
+            f"{why} It divides by a deviation of its input, and the network's bound counts it by "
+            "its eps: a larger eps, or batch norm in its place, lowers that."
+        )
+    return why
+
+
+def _norm(weight: Tensor) -> float:
+    return float(torch.linalg.matrix_norm(weight.detach().float().cpu(), ord=2))
 
 
 def _is_no_layer(module: nn.Module, why: str) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,11 +15,12 @@ from spectralclip._bounds import Interval
 from spectralclip._bounds import _check_request as check_request
 from spectralclip._forward_pass import unwrapped
 from spectralclip._graph import tensors_in
-from spectralclip._layers import ExampleInputs, _arguments
+from spectralclip._layers import ExampleInputs, Inputs, _arguments, with_kwargs
 from spectralclip._lipschitz._chain_norms import IntervalOf, Norms, standard_intervals
 from spectralclip._lipschitz._examples import Call, examples_of, first_run, outputs
 from spectralclip._lipschitz._flow import Flow, alike
 from spectralclip._lipschitz._following import NotFollowedError, follow, taken_as_one
+from spectralclip._lipschitz._gates import with_gates
 from spectralclip._lipschitz._jacobian import local_norms
 from spectralclip._lipschitz._propagation import Propagation
 from spectralclip._lipschitz._result import NetworkBound, Step, Unbounded
@@ -35,6 +37,7 @@ _MISSED = (
 def lipschitz_bounds(
     model: nn.Module,
     example_inputs: ExampleInputs,
+    example_kwargs: Mapping[str, Any] | None = None,
     *,
     interval_of: IntervalOf | None = None,
     rtol: float = 0.01,
@@ -57,8 +60,10 @@ def lipschitz_bounds(
 
     Args:
         model: Any module. It runs as in evaluation, and is left as it was.
-        example_inputs: What the model is called with, with the batch dimension. The bound is for
-            one example at a time, unless the examples of a batch influence each other.
+        example_inputs: What the model is called with, with the batch dimension: a tensor, a tuple
+            of positional arguments, or a dictionary of keyword arguments. The bound is for one
+            example at a time, unless the examples of a batch influence each other.
+        example_kwargs: Keyword arguments, beside positional ones.
         interval_of: Where the norms of the model's modules come from, for a sequence of modules
             and the shape of one input; by default `norm_bounds`.
         rtol: Relative width at which the intervals of the layers stop.
@@ -84,7 +89,7 @@ def lipschitz_bounds(
         ['Linear', 'relu', 'Linear']
     """
     check_request(rtol, failure)
-    whole = _arguments(model, example_inputs)
+    whole = _arguments(model, with_kwargs(example_inputs, example_kwargs))
     model = unwrapped(model)
     _require_weights(model)
     together, changed = first_run(model, whole)
@@ -132,7 +137,7 @@ def _from_above(
     flows: list[Flow] = []
     try:
         args, kwargs = examples[0]
-        whole = taken_as_one(model, list(args) or dict(kwargs))
+        whole = taken_as_one(model, Inputs(tuple(args), kwargs))
         for example in examples:
             _add(flows, follow(model, *example, whole))
         for part in parts if any(flow.decides for flow in flows) else ():
@@ -161,6 +166,7 @@ def _add(flows: list[Flow], flow: Flow) -> None:
 
 def _of_flow(flow: Flow, interval_of: IntervalOf, otherwise: IntervalOf) -> NetworkBound:
     """The bound of one way through the model."""
+    flow = with_gates(flow)
     norms = Norms(flow, interval_of, otherwise)
     found = Propagation(flow, norms)
     places = [*found.unbounded, *_more_unbounded(flow)]

@@ -83,20 +83,27 @@ class Norms:
         """For an operation that copies entries: the root of how often it uses one at most.
 
         Its matrix has at most one entry in each row, which is one, so that `M^T M` is diagonal,
-        with the sums of the columns: `M^T` applied to ones.
+        with the numbers of uses. They are read off the forward pass, since a backward pass need
+        not be that of a copy (as of an embedding with a `padding_idx`): applied to 1, 2, 3, ...,
+        what is not the same as for zeros names the entry that it copies.
         """
         base = self._flow.nodes[source]
-        x = torch.zeros(1, *base.shape, dtype=torch.float64, device=node.device)
-        replay = Replay(base, [self._alone(node, source)]).double()
+        replay = Replay(base, [self._alone(node, source)]).to("cpu", torch.float64)
+        size = math.prod(base.shape)
         try:
-            with torch.enable_grad():
-                y = replay(x.requires_grad_())
-                if not y.requires_grad or y.numel() == 0:
-                    return 0.0
-                (counts,) = torch.autograd.grad(y, x, torch.ones_like(y))
-        except RuntimeError as error:
+            with torch.no_grad():
+                zeros = torch.zeros(size, dtype=torch.float64)
+                places = torch.arange(1.0, size + 1, dtype=torch.float64)
+                still, named = (replay(x.reshape(1, *base.shape)) for x in (zeros, places))
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise NoBoundError(str(error)) from error
-        return math.sqrt(float(counts.max()))
+        copied = named[named != still]
+        if copied.numel() == 0:
+            return 0.0
+        used = copied.long()
+        if not (bool((used == copied).all()) and int(used.min()) >= 1 and int(used.max()) <= size):
+            raise NoBoundError("it does more than to copy entries")
+        return math.sqrt(float(torch.bincount(used).max()))
 
     def _kept(self, key: object, measure: Callable[[], Interval]) -> Interval:
         if key not in self._known:

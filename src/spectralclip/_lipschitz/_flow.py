@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FunctionType
 from typing import Any, final
 
@@ -76,7 +76,7 @@ class Node:
         """An argument by the name that the operation's schema gives it."""
         if name in self.kwargs:
             return self.kwargs[name]
-        for place, (own, otherwise) in enumerate(_arguments(self.function)):
+        for place, (own, otherwise) in enumerate(signature(self.function)):
             if own == name:
                 return self.args[place] if place < len(self.args) else otherwise
         return default
@@ -133,7 +133,7 @@ class Flow:
         return [self.nodes[index] for index in sorted(found - {base})]
 
 
-def _arguments(function: Any) -> Iterator[tuple[str, Any]]:
+def signature(function: Any) -> Iterator[tuple[str, Any]]:
     """The names of a function's arguments, and their defaults."""
     schema = getattr(function, "_schema", None)
     if schema is not None:
@@ -191,10 +191,13 @@ class Replay(nn.Module):
         if node.module is not None:
             made: Tensor = node.module(*args, **kwargs)
             return made
+        given = replace(node, args=args, kwargs=kwargs).argument
         if node.operation == "_to_copy":  # of precision, which is not for it to choose here
-            return args[0].clone()  # type: ignore[no-any-return]
+            return given("self").clone()  # type: ignore[no-any-return]
         if node.operation == "copy":  # which torch has no derivative of
-            return args[1].expand(node.shape).clone()  # type: ignore[no-any-return]
+            return given("src").expand(node.shape).clone()  # type: ignore[no-any-return]
+        if node.operation == "embedding":  # whose other arguments change its derivative alone
+            return given("weight")[given("indices")]  # type: ignore[no-any-return]
         assert node.function is not None, f"{node.operation} cannot be replayed"
         output: Tensor = node.function(*args, **kwargs)
         return output if node.item is None else leaves(output)[node.item]

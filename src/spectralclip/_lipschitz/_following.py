@@ -17,19 +17,18 @@ from spectralclip._candidates import BATCH_NORM, bare_modules, connectors
 from spectralclip._explicit import is_plain
 from spectralclip._forward_pass import left_as_it_was
 from spectralclip._graph import tensors_in
-from spectralclip._layers import ExampleInputs, find_layers
+from spectralclip._layers import ExampleInputs, Inputs, find_layers
 from spectralclip._lipschitz._flow import Flow
 from spectralclip._lipschitz._hidden import hides_tensors
 from spectralclip._lipschitz._ledger import HIDDEN, TOKEN, Ledger
+from spectralclip._lipschitz._reasons import ATTENTION, RECURRENT
 from spectralclip._lipschitz._recorder import Calls, Functions, Operations
 from spectralclip._lipschitz._state import as_in_evaluation
 
-ATTENTION = "attention multiplies values that depend on the input with each other"
-_RECURRENT = "a recurrent layer multiplies its state with gates that depend on the input"
 _OPAQUE: dict[type[nn.Module], str] = {
     nn.MultiheadAttention: ATTENTION,
-    nn.RNNBase: _RECURRENT,
-    nn.RNNCellBase: _RECURRENT,
+    nn.RNNBase: RECURRENT,
+    nn.RNNCellBase: RECURRENT,
 }
 # Functions of which more is known than of the operations that they consist of, and why nothing is
 # known of some others.
@@ -67,7 +66,7 @@ def follow(
         NotFollowedError: The model raised an error, its own or one about being followed.
     """
     args, kwargs = tree_map_only(Tensor, lambda x: x.detach().clone(), (list(args), dict(kwargs)))
-    whole = taken_as_one(model, args or kwargs) if whole is None else whole
+    whole = taken_as_one(model, Inputs(tuple(args), kwargs)) if whole is None else whole
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(as_in_evaluation(model))

@@ -16,6 +16,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from spectralclip._affine import (
@@ -286,6 +287,8 @@ class _Point:
         with ExitStack() as stack:
             stack.enter_context(as_in_evaluation(self._model))
             stack.enter_context(left_as_it_was(self._model))
+            # The only kind of attention that can be differentiated twice.
+            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             if "torch._dynamo" in sys.modules:  # else nothing has been compiled
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             torch.manual_seed(0)  # what is drawn here is put back by `left_as_it_was`

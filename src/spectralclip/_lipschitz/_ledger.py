@@ -72,12 +72,12 @@ class Ledger:
 
     # --- Inputs and outputs ---
 
-    def source(self, tensor: Tensor, operation: str = "input") -> None:
+    def source(self, tensor: Tensor) -> None:
         """Let a tensor be an input: a piece of the one node that holds them all."""
         start, self._size = self._size, self._size + tensor.numel()
         self._nodes[ROOT].shape = (self._size,)
         args = (Ref(ROOT), start, tuple(tensor.shape))
-        self.put(tensor, self.add(operation, (args, {}), tensor, function=piece))
+        self.put(tensor, self.add("input", (args, {}), tensor, function=piece))
 
     def close(self, output: Any) -> Flow:
         """The flow, once the model has returned."""

@@ -106,6 +106,25 @@ def entries_apart(tensor: Tensor) -> bool:
     return True
 
 
+def places(tensor: Tensor) -> Tensor:
+    """Where in its memory each entry of a tensor lies."""
+    found = torch.tensor(tensor.storage_offset())
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        found = found[..., None] + stride * torch.arange(size)
+    return found
+
+
+def among(known: Tensor, wanted: Tensor) -> Tensor | None:
+    """The index of each wanted place among those known, flat; None if one is not among them."""
+    if wanted.numel() == 0:
+        return torch.zeros_like(wanted)
+    order = known.flatten().sort()
+    if order.values.numel() == 0:
+        return None
+    found = torch.searchsorted(order.values, wanted).clamp(max=order.values.numel() - 1)
+    return order.indices[found] if torch.equal(order.values[found], wanted) else None
+
+
 def same_place(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors are the same numbers in memory, in the same order."""
     return (

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from spectralclip._affine import Shape
 from spectralclip._lipschitz._flow import Node
 
 
@@ -35,7 +36,7 @@ def adaptive_overlap(source: int, target: int) -> int:
     return max(counts)
 
 
-def max_pool_factor(node: Node) -> float:
+def max_pool_factor(node: Node, source: Shape) -> tuple[float, str]:
     """The Lipschitz constant of a max pooling as torch's operations describe it."""
     axes = _axes(node)
     kernel = _each(node.argument("kernel_size"), axes)
@@ -43,14 +44,18 @@ def max_pool_factor(node: Node) -> float:
     dilation = _each(node.argument("dilation", 1), axes)
     windows = node.shape[-axes:]
     sizes = zip(kernel, stride, dilation, windows, strict=True)
-    return math.sqrt(math.prod(overlap(*axis) for axis in sizes))
+    return _shared(math.prod(overlap(*axis) for axis in sizes))
 
 
-def adaptive_max_pool_factor(source: Sequence[int], node: Node) -> float:
+def adaptive_max_pool_factor(node: Node, source: Shape) -> tuple[float, str]:
     """The same for adaptive pooling of a tensor of shape `source`."""
     axes = _axes(node)
     sides = zip(source[-axes:], node.shape[-axes:], strict=True)
-    return math.sqrt(math.prod(adaptive_overlap(*side) for side in sides))
+    return _shared(math.prod(adaptive_overlap(*side) for side in sides))
+
+
+def _shared(windows: int) -> tuple[float, str]:
+    return math.sqrt(windows), f"an entry is in up to {windows} windows"
 
 
 def _axes(node: Node) -> int:

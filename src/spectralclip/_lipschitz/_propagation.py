@@ -14,8 +14,9 @@ from typing import final
 
 from spectralclip._lipschitz._chain_norms import NoBoundError, Norms
 from spectralclip._lipschitz._flow import ROOT, Flow, Node, operations
+from spectralclip._lipschitz._operations import rule_of
 from spectralclip._lipschitz._result import Step, Unbounded
-from spectralclip._lipschitz._rules import Rule, rule_of, times
+from spectralclip._lipschitz._rules import Rule, times
 
 
 @final

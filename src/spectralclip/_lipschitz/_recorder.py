@@ -20,7 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from spectralclip._graph import tensors_in
 from spectralclip._lipschitz._flow import Ref, leaves
 from spectralclip._lipschitz._ledger import RANDOM, TOKEN, UNSEEN, Ledger
-from spectralclip._lipschitz._memory import out_of_place, same_place, written_by
+from spectralclip._lipschitz._memory import (
+    among,
+    entries_apart,
+    out_of_place,
+    places,
+    same_place,
+    written_by,
+)
 from spectralclip._lipschitz._state import State
 
 # Their results do not depend on the numbers of their first argument.
@@ -30,6 +37,8 @@ _SHAPE_ALONE = {
     *("copy_", "copy", "fill_", "fill", "zero_", "zero"),
     *("bernoulli_", "normal_", "uniform_", "exponential_", "random_"),
 }
+# Views that are told where in the memory to look, not at which entries of their argument.
+_BY_ADDRESS = {"as_strided", "as_strided_", "_reshape_alias"}
 _EMBEDDINGS = ("embedding", "_embedding_bag", "_embedding_bag_forward_only")
 _LEAVES_TORCH = (Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__)
 # These make a tensor out of numbers that they read, or out of memory, where no mode sees them.
@@ -80,6 +89,8 @@ class Operations(TorchDispatchMode):
         if name in _SHAPE_ALONE and noted[0] and isinstance(noted[0][0], (Ref, Tensor)):
             # Memory that nobody has written to may hold anything, NaN too.
             noted = ((torch.zeros_like(args[0]), *noted[0][1:]), noted[1])
+        sizes = [tensor.shape for tensor in written]
+        known = self._places(args[0]) if name in _BY_ADDRESS and args else None
         output = func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             tags |= {RANDOM}
@@ -88,13 +99,38 @@ class Operations(TorchDispatchMode):
                 ledger.put(tensor, ledger.unseen(tensor), write=True)
         elif not _follows(noted):
             self._unfollowed(name, output, written, tags)
+        elif name in _BY_ADDRESS:
+            self._readdressed(noted, known, output)
         elif name == "_local_scalar_dense":
             ledger.read_out(noted[0][0])
         else:
             if name in _DECIDES:
                 ledger.decision()
             self._followed(func, name, noted, output, written, RANDOM in tags)
+            if torch.Tag.inplace_view not in getattr(func, "tags", ()):
+                self._resized(written, sizes)
         return output
+
+    def _places(self, tensor: Tensor) -> Tensor:
+        with self._ledger.as_one():
+            return places(tensor)
+
+    def _readdressed(self, noted: tuple[Any, Any], known: Tensor | None, output: Tensor) -> None:
+        """A view by address, which may reach beyond what its argument shows of the memory."""
+        ledger = self._ledger
+        with ledger.as_one():
+            index = None if known is None else among(known, places(output))
+        if index is None:
+            ledger.put(output, ledger.unseen(output))
+            return
+        taken: tuple[Any, Any] = ((noted[0][0], index.to(output.device)), {})
+        ledger.put(output, ledger.add("take", taken, output, function=torch.ops.aten.take.default))
+
+    def _resized(self, written: Sequence[Tensor], sizes: Sequence[torch.Size]) -> None:
+        """Some operations enlarge what they write into, over its neighbours in memory."""
+        for tensor, size in zip(written, sizes, strict=True):
+            if tensor.shape != size:
+                self._ledger.put(tensor, self._ledger.unseen(tensor), write=True)
 
     def _unfollowed(
         self, name: str, output: Any, written: Sequence[Tensor], tags: frozenset[str]
@@ -102,7 +138,7 @@ class Operations(TorchDispatchMode):
         """An operation whose result does not depend on the input, or on its tokens alone."""
         ledger = self._ledger
         if TOKEN in tags and name in _EMBEDDINGS:
-            ledger.source(next(tensors_in(output)), "embedding")
+            ledger.source(next(tensors_in(output)))
             ledger.flow.embedded.append(ledger.where)
             return
         for tensor in written:
@@ -129,6 +165,8 @@ class Operations(TorchDispatchMode):
         for place, tensor in enumerate(written if in_place else tensors_in(output)):
             # An operation with an `out` argument has no form without it here.
             lost = function is None or (not in_place and id(tensor) in changed)
+            # Where entries share a place, each is written in turn, on top of the others.
+            lost = lost or (id(tensor) in changed and not entries_apart(tensor))
             how = {"item": place if several else None, "random": random}
             index = self._ledger.add(
                 name, noted, tensor, function=function, reason=UNSEEN if lost else "", **how

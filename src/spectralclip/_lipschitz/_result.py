@@ -49,10 +49,15 @@ class Unbounded:
         return f"{self.where or 'the model'}: {self.operation}: {self.reason}"
 
 
+_FEW, _WIDTH = 6, 100  # places that are printed of each kind, and signs on a line
+
+
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NetworkBound:
     """An interval that holds the Lipschitz constant of a network, in the l2 norm.
+
+    Printed, it is a summary: the ends, the first places without a bound, and the steepest steps.
 
     Attributes:
         lower: The largest norm of the Jacobian that was found next to the example inputs.
@@ -78,3 +83,42 @@ class NetworkBound:
         if self.lower > 0:
             return self.upper / self.lower
         return 1.0 if self.upper == 0 else math.inf
+
+    def __repr__(self) -> str:
+        """The numbers, and how many of the rest there are."""
+        counts = (("unbounded", self.unbounded), ("steps", self.steps))
+        rest = ", ".join(f"{name}=<{len(items)}>" for name, items in counts)
+        return (
+            f"NetworkBound(lower={self.lower:.6g}, upper={self.upper:.6g}, "
+            f"failure={self.failure:.3g}, product={self.product:.6g}, {rest}, "
+            f"local_norms=<{len(self.local_norms)}>)"
+        )
+
+    def __str__(self) -> str:
+        """A summary of a few lines."""
+        lines = [f"Lipschitz constant: at least {self.lower:.6g}, {self._above()}"]
+        lines += _listed("no bound at", [str(place) for place in self.unbounded], "unbounded")
+        steep = sorted(
+            (step for step in self.steps if math.isfinite(step.factor) and step.factor > 1),
+            key=lambda step: -step.factor,
+        )
+        told = [
+            f"{step.where or 'the model'}: {step.operation}: {step.factor:.4g}" for step in steep
+        ]
+        lines += _listed("growth at", told, "steps")
+        return "\n".join(
+            line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..." for line in lines
+        )
+
+    def _above(self) -> str:
+        if math.isinf(self.upper):
+            return "no upper bound"
+        sure = f", but for a probability of {self.failure:.2g}" if self.failure else ""
+        return f"at most {self.upper:.6g}{sure} (each layer apart: {self.product:.6g})"
+
+
+def _listed(title: str, items: list[str], attribute: str) -> list[str]:
+    """The first of some items, one a line, and how many there are besides."""
+    lines = [f"  {title} " + " ".join(item.split()) for item in items[:_FEW]]
+    more = len(items) - _FEW
+    return [*lines, f"  and {more} more, in .{attribute}"] if more > 0 else lines

@@ -1,10 +1,13 @@
-"""What each operation may do to a Lipschitz bound.
+"""How the Lipschitz bound of an operation follows from those of its inputs.
 
 A `Rule` says of a node by which factor each of its inputs enters, and how they are put together:
 
 - affine: the node may be a part of a longer chain, which is then bounded as one operator;
 - otherwise the bound of each input is settled before, and multiplied by the factor;
 - or there is no bound, and the rule says why.
+
+The functions here make rules for families of operations. Which operation belongs to which family,
+and with which arguments, is in the table of `_operations`.
 """
 
 from __future__ import annotations
@@ -12,33 +15,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
-from torch import Tensor, nn
 
-from spectralclip._explicit import is_plain
-from spectralclip._lipschitz import _operations as ops
-from spectralclip._lipschitz._activations import slope
-from spectralclip._lipschitz._chain_norms import NoBoundError, Norms
+from spectralclip._affine import Shape
+from spectralclip._lipschitz._chain_norms import Norms
 from spectralclip._lipschitz._flow import Flow, Node, Ref, leaves
-from spectralclip._lipschitz._normalizations import (
-    deviation_factor,
-    eps_of,
-    norm_factor,
-    normalize_factor,
-    statistics_factor,
+from spectralclip._lipschitz._reasons import (
+    DENOMINATOR,
+    PRODUCT,
+    REASONS,
+    SEVERAL,
+    UNKNOWN,
 )
-from spectralclip._lipschitz._pooling import adaptive_max_pool_factor, max_pool_factor
-
-_SWITCHES = "it depends on a comparison or an index made from the input, and jumps with it"
-_UNKNOWN = "no rule is known for this operation"
-_DENOMINATOR = "it divides by a value that depends on the input"
-_PRODUCT = "it multiplies values that depend on the input with each other"
-_SAMPLED = "it multiplies by numbers drawn at random"
-_BITS = "it takes the bits of numbers for other numbers"
-_NOT_A_NUMBER = "a constant that it reads is NaN"
-_REARRANGING = (nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle)
 
 
 @final
@@ -68,58 +58,30 @@ class Rule:
         return math.hypot(*parts) if self.joint else math.fsum(parts)
 
 
+RuleOf: TypeAlias = Callable[[Node, Flow, Norms], Rule]
+"""Makes the rule for a node of which the arguments are known to be in the operation's domain."""
+
+FactorOf: TypeAlias = Callable[[Node, Shape], float | tuple[float, str]]
+"""The Lipschitz constant of a node whose one input has that shape, and what to say of it."""
+
+
 def times(factor: float, bound: float) -> float:
     """A product in which nothing times anything is nothing."""
     return 0.0 if factor == 0 or bound == 0 else factor * bound
 
 
-def rule_of(node: Node, flow: Flow, norms: Norms) -> Rule:
-    """The rule for a node."""
-    if not node.inputs:
-        return Rule(affine=True, joint=True, plain=True)
-    reason = node.reason or _hopeless(node, flow)
-    if reason:
-        return Rule(reason=reason)
-    try:
-        for known in (_of_module, _linear, _product, _several, _bent):
-            rule = known(node, flow, norms)
-            if rule is not None:
-                return rule
-    except NoBoundError as error:
-        return Rule(reason=f"its norm could not be bounded: {error}")
-    return Rule(reason=ops.REASONS.get(node.operation, _UNKNOWN))
-
-
-def _hopeless(node: Node, flow: Flow) -> str:
-    """Why a node has no bound whatever its operation, if so."""
-    types = [flow.nodes[index].dtype for index in node.inputs]
-    if any(dtype.is_complex for dtype in (*types, node.dtype)):
-        return "complex numbers are not followed"
-    if not all(dtype.is_floating_point for dtype in types):
-        return _SWITCHES
-    if node.operation == "view" and node.dtype not in types:
-        return _BITS
-    if any(_is_nan(leaf) for leaf in leaves((node.args, node.kwargs))):
-        return _NOT_A_NUMBER
-    harmless = ops.SUMS | ops.JOINS | {"native_dropout", "rrelu_with_noise"}
-    return _SAMPLED if node.random and node.operation not in harmless else ""
-
-
-def _is_nan(constant: Any) -> bool:
-    if isinstance(constant, Tensor) and constant.is_floating_point():
-        wide = constant.float() if constant.element_size() < 2 else constant
-        return bool(wide.isnan().any())
-    return isinstance(constant, float) and math.isnan(constant)
-
-
-def _only(node: Node, factor: float, note: str = "", **how: Any) -> Rule:
+def only(node: Node, factor: float, note: str = "", **how: Any) -> Rule:
     """A rule for a node with one input."""
     return Rule(((node.inputs[0], factor),), note=note, **how)
 
 
-def _uses(value: Any) -> list[int]:
+def uses(value: Any) -> list[int]:
     """The inputs among arguments, as often as they occur."""
     return [leaf.node for leaf in leaves(value) if isinstance(leaf, Ref)]
+
+
+def _single(node: Node) -> bool:
+    return len(uses((node.args, node.kwargs))) == 1
 
 
 def _spread(node: Node, source: int, flow: Flow) -> float:
@@ -130,166 +92,134 @@ def _spread(node: Node, source: int, flow: Flow) -> float:
 # --- Affine operations ---------------------------------------------------------------------
 
 
-def _of_module(node: Node, flow: Flow, norms: Norms) -> Rule | None:
-    if node.module is None:
-        return None
-    if len(_uses((node.args, node.kwargs))) != 1:
-        return Rule(reason=_UNKNOWN)
-    if is_plain(node.module, *_REARRANGING):
-        return _only(node, 1.0, affine=True, plain=True)
-    return _only(node, norms.of_operation(node, node.inputs[0]).upper, affine=True)
+def rearranged(node: Node, flow: Flow, norms: Norms) -> Rule:
+    """Each output is another input or a constant: of norm one, or less if some are left out."""
+    return only(node, 1.0, affine=True, plain=True) if _single(node) else Rule(reason=SEVERAL)
 
 
-def _linear(node: Node, flow: Flow, norms: Norms) -> Rule | None:
-    """What is linear in all of its inputs together."""
-    single = len(_uses((node.args, node.kwargs))) == 1
-    name = node.operation
-    if name in ops.REARRANGE and single:
-        return _only(node, 1.0, affine=True, plain=True)
-    if name in ops.COPY and single:
-        return _only(node, norms.largest_count(node, node.inputs[0]), affine=True)
-    fixed = not any(node.reads(fixed) for fixed in ops.FIXED) and not node.argument("reduce")
-    if name in ops.LINEAR and fixed:
-        factors = [(i, norms.of_operation(node, i).upper) for i in node.inputs]
-        return Rule(tuple(factors), affine=True)
-    if name in ops.BATCH_NORMS and single and _fixed_statistics(node):
-        return _only(node, _batch_norm_factor(node), affine=True)
-    return None
+def copied(node: Node, flow: Flow, norms: Norms) -> Rule:
+    """Each output is an input or a constant, but an input may be used several times."""
+    if not _single(node):
+        return Rule(reason=SEVERAL)
+    return only(node, norms.largest_count(node, node.inputs[0]), affine=True)
 
 
-def _fixed_statistics(node: Node) -> bool:
-    """Whether a batch norm uses its running statistics."""
-    trains = node.argument("training", node.argument("train", False))
-    known = isinstance(node.argument("running_var"), Tensor) and node.reads("input")
-    return not trains and known and node.item in (None, 0)
-
-
-def _batch_norm_factor(node: Node) -> float:
-    scale = torch.rsqrt(node.argument("running_var").double() + eps_of(node))
-    weight = node.argument("weight")
-    return float((scale if weight is None else scale * weight.double()).abs().max())
-
-
-def _product(node: Node, flow: Flow, norms: Norms) -> Rule | None:
-    """Products and quotients with constants; with each other they have no bound."""
-    name = node.operation
-    names: tuple[str, ...]
-    if name in ops.QUOTIENTS or name in ops.QUOTIENT_SUMS:
-        names = ops.QUOTIENTS.get(name) or ops.QUOTIENT_SUMS[name]
-        if node.argument("rounding_mode") is not None:
-            return Rule(reason="rounding jumps")
-        if node.reads(names[1]):
-            return Rule(reason=_DENOMINATOR)
-    elif name in ops.PRODUCTS:
-        names = ops.PRODUCTS[name]
-        if sum(node.reads(factor) for factor in names) > 1:
-            return Rule(reason=_PRODUCT)
-        if name.startswith("grid_sampler") and node.reads("grid"):
-            return Rule(reason=_UNKNOWN)
-    else:
-        return None
-    if name in ("mul", "div", "true_divide"):
-        return _scaled(node, flow)
+def measured(node: Node, flow: Flow, norms: Norms) -> Rule:
+    """Affine in all inputs together, with nothing simple to say of the norm."""
     factors = [(i, norms.of_operation(node, i).upper) for i in node.inputs]
     return Rule(tuple(factors), affine=True)
 
 
-def _scaled(node: Node, flow: Flow) -> Rule:
-    """Entry by entry times a constant: columns that do not meet, so that the longest counts."""
+def product_of(*names: str) -> RuleOf:
+    """Linear in each of these arguments: affine if only one of them depends on the input."""
+
+    def rule(node: Node, flow: Flow, norms: Norms) -> Rule:
+        several = sum(node.reads(name) for name in names) > 1
+        return Rule(reason=PRODUCT) if several else measured(node, flow, norms)
+
+    return rule
+
+
+def quotient_by(name: str) -> RuleOf:
+    """The same, over a denominator, which has to be constant."""
+
+    def rule(node: Node, flow: Flow, norms: Norms) -> Rule:
+        return Rule(reason=DENOMINATOR) if node.reads(name) else measured(node, flow, norms)
+
+    return rule
+
+
+def scaled(node: Node, flow: Flow, norms: Norms) -> Rule:
+    """Entry by entry times a constant, or over one: columns of a matrix that do not overlap.
+
+    Thus the longest column is the norm.
+    """
+    divides = node.operation == "div"
+    if divides and node.reads("other"):
+        return Rule(reason=DENOMINATOR)
+    if not _single(node):
+        return Rule(reason=PRODUCT)
     source = node.inputs[0]
     others = (node.argument("self"), node.argument("other"))
     constant = torch.as_tensor(next(other for other in others if not isinstance(other, Ref)))
     constant = constant.detach().to(torch.float64 if not constant.is_complex() else constant.dtype)
-    if node.operation != "mul":
-        constant = 1 / constant
+    constant = 1 / constant if divides else constant
     shape = flow.nodes[source].shape
     squares = constant.abs().square().expand(node.shape)
     factor = math.sqrt(float(squares.sum_to_size(shape).max())) if squares.numel() else 0.0
     plain = constant.numel() == 1 and math.prod(shape) == math.prod(node.shape)
     if not math.isfinite(factor):
         return Rule(reason="it multiplies by a constant that is not finite")
-    return _only(node, factor, affine=True, plain=plain)
+    return only(node, factor, affine=True, plain=plain)
 
 
 # --- Several inputs ------------------------------------------------------------------------
 
 
-def _several(node: Node, flow: Flow, norms: Norms) -> Rule | None:
-    """Sums, and parts side by side."""
-    name, uses = node.operation, _uses((node.args, node.kwargs))
-    if name in ops.SUMS:
+def added(weighted: str) -> RuleOf:
+    """A sum, in which the argument of that name is multiplied by `alpha`."""
+    bare = "self" if weighted == "other" else "other"
+
+    def rule(node: Node, flow: Flow, norms: Norms) -> Rule:
         weight = abs(float(node.argument("alpha", 1)))
-        scaled = "self" if name == "rsub" else "other"
-        parts = [(i, _spread(node, i, flow)) for i in _uses(node.argument(_twin(scaled)))]
-        parts += [(i, weight * _spread(node, i, flow)) for i in _uses(node.argument(scaled))]
+        parts = [(i, _spread(node, i, flow)) for i in uses(node.argument(bare))]
+        parts += [(i, weight * _spread(node, i, flow)) for i in uses(node.argument(weighted))]
         return Rule(tuple(parts), affine=True, plain=len(parts) == 1)
-    if name in ops.JOINS:
-        whole = name != "written"
-        factors = tuple((i, 1.0) for i in uses)
-        return Rule(factors, affine=whole, joint=True, plain=whole and len(uses) == 1)
-    if name in ops.PAIRWISE:
-        if node.reads("condition"):
-            return Rule(reason=_SWITCHES)
-        factors = tuple((i, _spread(node, i, flow)) for i in uses)
-        return Rule(factors, affine=name == "where", joint=True)
-    if name in ("max", "min") and len(uses) > 1:
-        return Rule(tuple((i, _spread(node, i, flow)) for i in uses), joint=True)
-    return None
+
+    return rule
 
 
-def _twin(name: str) -> str:
-    return "self" if name == "other" else "other"
+def joined(node: Node, flow: Flow, norms: Norms) -> Rule:
+    """Parts side by side, each entry once for each time that its tensor is named."""
+    factors = tuple((i, 1.0) for i in uses((node.args, node.kwargs)))
+    return Rule(factors, affine=True, joint=True, plain=len(factors) == 1)
+
+
+def mixed(node: Node, flow: Flow, norms: Norms) -> Rule:
+    """Each entry is one of those of its inputs, none of which is used twice."""
+    return Rule(tuple((i, 1.0) for i in uses((node.args, node.kwargs))), joint=True)
+
+
+def chosen(node: Node, flow: Flow, norms: Norms) -> Rule:
+    """Each entry is that of one input or the other, by a fixed mask."""
+    factors = tuple((i, _spread(node, i, flow)) for i in uses((node.args, node.kwargs)))
+    return Rule(factors, affine=True, joint=True)
+
+
+def compared(node: Node, flow: Flow, norms: Norms) -> Rule:
+    """Each result moves by no more than that of its arguments that moves most."""
+    factors = tuple((i, _spread(node, i, flow)) for i in uses((node.args, node.kwargs)))
+    return Rule(factors, joint=True)
 
 
 # --- Bent ones -----------------------------------------------------------------------------
 
 
-def _bent(node: Node, flow: Flow, norms: Norms) -> Rule | None:
-    """What is not affine and has one input, on which alone the rest of its arguments does not."""
-    if len(_uses((node.args, node.kwargs))) != 1:
-        return None
-    found: tuple[float, str] | None
-    steepest = slope(node)
-    if steepest is not None:  # of each number; one that is broadcast counts as often
-        found = steepest * max(1.0, _spread(node, node.inputs[0], flow)), ""
-    else:
-        found = _factor(node, flow.nodes[node.inputs[0]].shape)
-    if found is None:
-        return None
-    factor, note = found
+def pointwise(slope: float | Callable[[Node], float]) -> RuleOf:
+    """Each number by itself; one that is broadcast counts as often as it is used."""
+
+    def rule(node: Node, flow: Flow, norms: Norms) -> Rule:
+        if not _single(node):
+            return Rule(reason=SEVERAL)
+        steepest = slope(node) if callable(slope) else slope
+        return _bent(node, steepest * max(1.0, _spread(node, node.inputs[0], flow)), "")
+
+    return rule
+
+
+def by_factor(factor_of: FactorOf) -> RuleOf:
+    """Not affine, with a Lipschitz constant that follows from the arguments and the shape."""
+
+    def rule(node: Node, flow: Flow, norms: Norms) -> Rule:
+        if not _single(node):
+            return Rule(reason=SEVERAL)
+        found = factor_of(node, flow.nodes[node.inputs[0]].shape)
+        return _bent(node, *(found if isinstance(found, tuple) else (found, "")))
+
+    return rule
+
+
+def _bent(node: Node, factor: float, note: str) -> Rule:
     if not math.isfinite(factor):
-        return Rule(reason=ops.REASONS.get(node.operation, _UNKNOWN))
-    return _only(node, factor, note)
-
-
-def _factor(node: Node, source: tuple[int, ...]) -> tuple[float, str] | None:
-    name = node.operation
-    if name.startswith("max_pool") and node.item in (None, 0):
-        factor = max_pool_factor(node)
-        return factor, f"an entry is in up to {round(factor**2)} windows"
-    if name.startswith("adaptive_max_pool") and node.item in (None, 0):
-        factor = adaptive_max_pool_factor(source, node)
-        return factor, f"an entry is in up to {round(factor**2)} windows"
-    if name in ops.ORDERED:
-        return 1.0, ""
-    if name in ops.RUNNING:
-        return math.sqrt(_size(source, node)), "each result may be the same entry"
-    if name in ("_softmax", "_safe_softmax"):
-        return (0.5 if _size(source, node) > 1 else 0.0), ""
-    if name == "_log_softmax":
-        count = _size(source, node)
-        return (math.sqrt(count) if count > 1 else 0.0), f"the root of {count} classes"
-    if name == "linalg_vector_norm":
-        return norm_factor(node, math.prod(source) // max(1, math.prod(node.shape))), ""
-    if name == "std":
-        return deviation_factor(node, math.prod(source) // max(1, math.prod(node.shape))), ""
-    if name in ops.BATCH_NORMS or name in ops.OTHER_NORMS:
-        return statistics_factor(node)
-    if name == "normalize":
-        return normalize_factor(node)
-    return None
-
-
-def _size(source: tuple[int, ...], node: Node) -> int:
-    """The length of the axis that an operation works along."""
-    return source[node.argument("dim")] if source else 1
+        return Rule(reason=REASONS.get(node.operation, UNKNOWN))
+    return only(node, factor, note)
