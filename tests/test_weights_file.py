@@ -168,7 +168,7 @@ def test_damaged_files_are_told_from_others(tmp_path: Path, suffix: str) -> None
     ("name", "complaint"),
     [
         ("gone.pt", "cannot read .*gone.pt: No such file"),
-        ("folder.pt", "cannot read .*folder.pt: Is a directory"),
+        ("folder.pt", "weights .*folder.pt: expected a regular file, got a directory"),
         ("weights.h5", r"expected a file ending in \.safetensors.*got \.h5"),
         ("weights", "got no ending"),
     ],

@@ -8,15 +8,20 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, BinaryIO, final
 
 import torch
 from torch import Tensor, nn
 
 from spectralclip._atomic import replacing
 from spectralclip._forward_pass import unwrapped
+from spectralclip.cli._input_files import (
+    LARGEST_WEIGHTS,
+    open_regular,
+    require_unpacked_size,
+)
 from spectralclip.cli._pickled import wanted_globals
-from spectralclip.cli._problems import Problem, cannot, listed, one_line
+from spectralclip.cli._problems import Problem, listed, one_line
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 SUFFIXES = (".safetensors", *PICKLED)
@@ -88,26 +93,27 @@ class Fit:
         return [f"{len(names)} {what}: {listed(names)}" for what, names in found.items() if names]
 
 
-def read(path: Path) -> Checkpoint:
+def read(path: Path, limit: float = LARGEST_WEIGHTS) -> Checkpoint:
     """Read a checkpoint as data, never as code.
 
     Args:
         path: A `.safetensors` file, or a `.pt`, `.pth`, `.bin` or `.ckpt` file of `torch.save`.
+        limit: Bytes that it may have, packed and unpacked.
 
     Raises:
-        Problem: It is not there, is damaged, holds no weights, or would run code.
+        Problem: It is not there, no regular file, too large, damaged, holds no weights, or would
+            run code.
     """
     if path.suffix not in SUFFIXES:
         raise Problem(
             f"weights {path}: expected a file ending in {', '.join(SUFFIXES)}, got "
             f"{path.suffix or 'no ending'}."
         )
-    try:
-        with open(path, "rb"):  # so that one message serves for all that forbids reading
-            pass
-    except OSError as error:
-        raise cannot("read", error) from error
-    return _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickled(path)
+    with open_regular(path, "weights", limit) as file:
+        if path.suffix == ".safetensors":
+            return _read_safetensors(path)
+        require_unpacked_size(file, path, "weights", limit)
+        return _read_pickled(path, file)
 
 
 def _read_safetensors(path: Path) -> Checkpoint:
@@ -124,14 +130,14 @@ def _read_safetensors(path: Path) -> Checkpoint:
     return Checkpoint(path, content, metadata=metadata)
 
 
-def _read_pickled(path: Path) -> Checkpoint:
+def _read_pickled(path: Path, file: BinaryIO) -> Checkpoint:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the protocol of pickles that are refused below
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         # Damage shows itself in as many kinds of errors as there are bytes to damage.
-        wanted = wanted_globals(path)
+        wanted = wanted_globals(file)
         if isinstance(error, pickle.UnpicklingError) and wanted:
             raise _refused(path, wanted) from error
         raise _damaged(path, "file of torch.save", error) from error
