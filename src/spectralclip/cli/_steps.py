@@ -97,7 +97,9 @@ def require_finite(model: nn.Module, origin: str) -> None:
 def _not_finite(model: nn.Module) -> Iterator[str]:
     parameters = dict(model.named_parameters())
     for name, tensor in {**parameters, **dict(model.named_buffers())}.items():
-        if is_lazy(tensor) or tensor.is_meta or not tensor.is_floating_point():
+        if is_lazy(tensor) or tensor.is_meta or tensor.layout != torch.strided:
+            continue
+        if not (tensor.is_floating_point() or tensor.is_complex()):
             continue
         wide = tensor.detach().float() if tensor.element_size() < 2 else tensor.detach()
         # Masks, which are buffers, rightly hold infinities.
