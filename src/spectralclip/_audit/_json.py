@@ -31,8 +31,18 @@ def document_of(format_: str, record: DataclassInstance) -> dict[str, Any]:
 
 
 def to_text(document: Mapping[str, Any]) -> str:
-    """The document as JSON text."""
-    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    """The document as JSON text, which a terminal can show and any file can hold.
+
+    Letters stay as they are. What cannot be printed, which includes half a surrogate pair, is
+    written by its number, so that it is the same once it has been read.
+    """
+    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    lines = text.split("\n")
+    return "\n".join(line if line.isprintable() else _escaped(line) for line in lines)
+
+
+def _escaped(line: str) -> str:
+    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
 
 
 def _plain(value: Any) -> Any:
