@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from spectralclip._affine import plain_numerics
+from spectralclip._attachment_state import load_whole, require_state
 from spectralclip._clip import ClipResult
 from spectralclip._clip_model import Targets, clip_found_layers_, layer_targets
 from spectralclip._distributed import sharing_of
@@ -207,23 +208,15 @@ class Attachment:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned, for the same method on the same model."""
+        """Go on from what `state_dict` returned, for the same method on the same model.
+
+        Raises:
+            TypeError: It is something else.
+            ValueError: It is damaged, or of another method or model. Nothing has changed then.
+        """
         keeper = self._running()
-        method = type(self._method).__name__
-        if state.get("method") != method:
-            raise ValueError(
-                f"This state is of {state.get('method')!r}, and cannot be loaded into {method!r}."
-            )
-        missing = [key for key in ("steps", "norms", "layers") if key not in state]
-        if missing:
-            raise ValueError(f"The state lacks {missing}: it is not from Attachment.state_dict().")
-        unknown = [name for name in state["layers"] if name not in self._layers]
-        if unknown:
-            raise ValueError(
-                f"The state speaks of the layers {unknown}, which this model does not have; it has "
-                f"{list(self._layers)}."
-            )
-        keeper.load_layer_states(state["layers"])
+        require_state(state, type(self._method).__name__, self._layers)
+        load_whole(state["layers"], keeper.layer_states(), keeper.load_layer_states)
         self._steps, self._norms = int(state["steps"]), dict(state["norms"])
 
     def finalize(

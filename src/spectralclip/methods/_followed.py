@@ -11,6 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from spectralclip._attachment_state import saved_vectors
 from spectralclip.methods._descent import Weights, descend
 from spectralclip.methods._live import LiveLayer, Snapshot
 
@@ -74,6 +75,7 @@ class FollowedLayer:
         """Go on from what was remembered."""
         function, vector = self._layer.function, state["vector"]
         if vector is not None:
+            vector = saved_vectors(vector, function.in_shape)
             vector = vector.to(function.device, function.dtype, copy=True)
         self._vector, self.norm, self._draws = vector, state["norm"], int(state["draws"])
 
