@@ -31,7 +31,7 @@ def network(width: int = 4) -> nn.Module:
 def started(name: str, width: int = 4, steps: int = 2) -> tuple[nn.Module, Attachment]:
     """A method at work, a few steps into a training without gradients."""
     model = network(width)
-    settings = {"every": 1} if name == "virmaux" else {}
+    settings = {"every": 1, "power_iterations": 5} if name == "virmaux" else {}
     method = methods.get(name)(**settings)
     attachment = attach(method, model, torch.zeros(1, 2, 6, 6), max_norm=0.1)
     with warnings.catch_warnings():

@@ -21,6 +21,7 @@ from spectralclip._clip_model import Targets, clip_found_layers_, layer_targets
 from spectralclip._distributed import sharing_of
 from spectralclip._forward_pass import unwrapped
 from spectralclip._layers import ExampleInputs, FoundLayer, Pairs, find_layers
+from spectralclip._method_settings import NamedSettings
 from spectralclip._sharing import Sharing
 
 Schedule = Callable[[int], float]
@@ -69,7 +70,7 @@ class Keeper(ABC):
         """
 
 
-class Method(ABC):
+class Method(NamedSettings, ABC):
     """A way to keep norms in check, with its settings; one may be attached to many models."""
 
     @property
