@@ -219,3 +219,23 @@ def test_an_older_report_is_replaced(capsys: pytest.CaptureFixture[str], folder:
     args = ("audit", *NET, "--no-lipschitz", "--weights", "in.pt", "--json", "a.json")
     assert cli.main(list(args)) == 0
     assert json.loads(Path("a.json").read_text())["format"] == "spectralclip.audit"
+
+
+def test_a_model_that_changes_the_folder_does_not_move_the_output(folder: Path) -> None:
+    Path("away").mkdir()
+    source = "import os\nfrom torch import nn\ndef net():\n    os.chdir('away')\n"
+    Path("moving.py").write_text(source + "    return nn.Sequential(nn.Linear(4, 4))\n")
+    args = ("audit", "moving.py:net", "--no-lipschitz", "--input", "4", "--json", "a.json")
+    assert cli.main(list(args)) == 0
+    assert Path.cwd() == folder
+    assert (folder / "a.json").is_file() and not files(folder / "away")
+
+
+@pytest.mark.parametrize(
+    "given", [("--input", "99999999999999999999"), ("--input", "4", "--batch", str(10**17))]
+)
+def test_inputs_that_no_memory_holds(
+    capsys: pytest.CaptureFixture[str], given: tuple[str, ...]
+) -> None:
+    told = error_of(capsys, "audit", "nets.py:ready", *given)
+    assert "--input: no tensors of shape (" in told and len(told) < 300

@@ -122,7 +122,9 @@ LargestFile = Annotated[
         f"exported programs, {LARGEST_TEXT / GIB:g} GiB for text.",
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Of random inputs, weights and starts.")]
+Seed = Annotated[
+    int, typer.Option(min=-(2**63), max=2**63 - 1, help="Of random inputs, weights and starts.")
+]
 Device = Annotated[str | None, typer.Option(help="Where to compute, such as cuda.")]
 Json = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - prints it.")

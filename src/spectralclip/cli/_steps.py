@@ -48,10 +48,12 @@ def get_source(
     What there is to say goes to `notes`, to be shown once all has gone well: an error is one line.
     """
     options = parse_options(settings or ())
+    folder = os.getcwd()
     # What a model prints on its way is not a part of our output.
     with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(sys.stderr):
         torch.manual_seed(seed)
         source = load(text, options, trust=trust, has_weights=has_weights, limit=limit)
+    os.chdir(folder)  # relative paths go on to mean what they meant to the user
     if source.random and not has_weights:
         notes.append(f"note: {text} has the weights that it makes itself; --weights loads others.")
     if not (source.random or has_weights):
@@ -114,7 +116,14 @@ def get_example(
     """What to call the model with; it has been called with it once."""
     if inputs:
         specs = [parse_input(one) for one in inputs]
-        example = example_inputs(specs, source.model, batch=batch, seed=seed)
+        try:
+            example = example_inputs(specs, source.model, batch=batch, seed=seed)
+        except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
+            shapes = ", ".join(str((batch, *spec.shape)) for spec in specs)
+            raise Problem(
+                f"--input: no tensors of shape {shapes} can be made ({one_line(error)[:80]}): give "
+                "smaller sizes, or a smaller --batch."
+            ) from error
     elif source.example is not None:
         example = source.example
     else:
