@@ -193,9 +193,9 @@ CLAIMS = (
     Claim(
         "FastClip clips the convolution to 1 in all four settings.",
         _WHERE,
-        f"For FastClip as published, seed by seed: the logarithm of {CORRECT:g} over {_OFF}; norms "
-        f"between 1 / {CORRECT:g} and {CORRECT:g} are clipped to 1. By the rule for comparisons. "
-        f"{SETTLING}",
+        f"For FastClip with the published settings, seed by seed: the logarithm of {CORRECT:g} "
+        f"over {_OFF}; norms between 1 / {CORRECT:g} and {CORRECT:g} are clipped to 1. By the "
+        f"rule for comparisons. {SETTLING}",
         partial(_is_correct, method="fast_clip"),
     ),
     Claim(

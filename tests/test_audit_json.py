@@ -159,3 +159,19 @@ def test_numbers_are_finite(small: Audit) -> None:
     assert math.isfinite(layer.norm.upper) and small.created.endswith("+00:00")
     assert set(small.environment) == set(SCHEMA["$defs"]["environment"]["properties"])
     assert set(small.settings) == set(SCHEMA["$defs"]["settings"]["properties"])
+
+
+@pytest.mark.parametrize("value", [None, [], {}])
+@pytest.mark.parametrize(
+    "place", [("layers", 0, "name"), ("layers", 0, "norm", "upper"), ("lipschitz", "lower")]
+)
+def test_entries_of_another_type_are_refused(place: tuple[Any, ...], value: Any) -> None:
+    document = audit(nn.Linear(3, 3), torch.zeros(1, 3), k=1).to_dict()
+    entry: Any = document
+    for key in place[:-1]:
+        entry = entry[key]
+    entry[place[-1]] = value
+    with pytest.raises(
+        ValueError, match=rf"audit-schema\.md describes: TypeError: '{place[-1]}' is"
+    ):
+        Audit.from_json(document)

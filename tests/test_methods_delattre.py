@@ -113,6 +113,28 @@ def test_it_bounds_zero_and_circular_padding_at_every_size(padding_mode: str, pa
     assert len(bounds) == 1
 
 
+@pytest.mark.parametrize("channels", [(5, 1), (1, 5), (2, 6), (3, 3)])
+def test_it_is_close_to_the_number_of_the_authors_code(channels: tuple[int, int]) -> None:
+    package = pytest.importorskip("orthogonium.layers.conv.singular_values.delattre24")
+    ratios = []
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        kernel = torch.randn(*channels, 3, 3, generator=generator, dtype=torch.float64)
+        ours, theirs = float(zero_padding_bound(kernel, 4)), package.compute_delattre2024(kernel)
+        conv = nn.Conv2d(channels[1], channels[0], 3, padding=1, bias=False).double()
+        for mode in ("circular", "zeros"):
+            conv.padding_mode = mode
+            with torch.no_grad():
+                conv.weight.copy_(kernel)
+            truth = dense_norm(conv, (channels[1], 7, 7))
+            assert truth <= min(ours, float(theirs)) * (1 + 1e-12)
+        ratios.append(float(theirs) / ours)
+    if channels[0] == channels[1]:
+        assert ratios == pytest.approx([1.0] * 3, rel=1e-12)
+    else:  # the other of the two products, whose rows are longer
+        assert 1 < sorted(ratios)[1] < 1.05 and min(ratios) > 0.98
+
+
 @pytest.mark.parametrize("iterations", [1, 3, 5])
 def test_its_distance_from_the_norm_on_an_endless_image(iterations: int) -> None:
     # A row has at most `c (2^t (k - 1) + 1)^2` entries, and its sum of magnitudes is at most the

@@ -66,8 +66,8 @@ def test_a_file_never_takes_the_place_of_another_module(folder: Path) -> None:
         ("timm:", "expected a name behind 'timm:'"),
         ("gone:Net", "cannot import gone: there is no module 'gone' here"),
         ("package.gone:Net", "there is no module 'package.gone' here"),
-        ("gone.py:Net", "cannot read gone.py: there is no such file"),
-        ("gone.pt2", "cannot read gone.pt2: there is no such file"),
+        ("gone.py:Net", "cannot read gone.py: No such file"),
+        ("gone.pt2", "cannot read gone.pt2: No such file"),
         ("broken_file:Net", r"No module named 'not_there_at_all' \(line 2 of .*broken_file.py\)"),
         ("broken_file.py:Net", r"No module named 'not_there_at_all' \(line 2 of .*broken_file"),
         ("syntax.py:Net", "cannot import syntax.py: SyntaxError"),
@@ -91,7 +91,7 @@ def test_wrong_arguments_are_named() -> None:
 
 
 def test_a_program_needs_trust(folder: Path) -> None:
-    (folder / "net.pt2").write_bytes(b"")
+    (folder / "net.pt2").write_bytes(b"x")
     with pytest.raises(Problem, match="can run code while it is loaded: add --trust"):
         load("net.pt2", {})
     with pytest.raises(Problem, match="--set has nothing to set"):

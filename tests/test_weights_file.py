@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from cli_cases import files, weights, write_malicious
 from torch import Tensor, nn
 
+from spectralclip import spectral_norm
 from spectralclip.cli import _weights_file
 from spectralclip.cli._problems import Problem
 from spectralclip.cli._weights_file import load_, read, store_, write
@@ -168,7 +170,7 @@ def test_damaged_files_are_told_from_others(tmp_path: Path, suffix: str) -> None
     ("name", "complaint"),
     [
         ("gone.pt", "cannot read .*gone.pt: No such file"),
-        ("folder.pt", "cannot read .*folder.pt: Is a directory"),
+        ("folder.pt", "weights .*folder.pt: expected a regular file, got a directory"),
         ("weights.h5", r"expected a file ending in \.safetensors.*got \.h5"),
         ("weights", "got no ending"),
     ],
@@ -179,7 +181,9 @@ def test_files_that_are_no_checkpoints(tmp_path: Path, name: str, complaint: str
         read(tmp_path / name)
 
 
-@pytest.mark.parametrize("content", [[1, 2], {"epoch": 3}, {"model": {"a": 1}}, 7, {}])
+@pytest.mark.parametrize(
+    "content", [[1, 2], {"epoch": 3}, {"model": {"a": 1}}, 7, {}, {0: torch.ones(2)}, torch.ones(2)]
+)
 def test_files_without_weights(tmp_path: Path, content: Any) -> None:
     torch.save(content, tmp_path / "in.pt")
     with pytest.raises(Problem, match=f"expected a state_dict.*got {type(content).__name__}"):
@@ -253,3 +257,120 @@ def test_a_full_disk_is_told_as_such(
     monkeypatch.setattr(_weights_file, "replacing", lambda path: Opened())
     with pytest.raises(OSError, match="No space left on device"):
         write(checkpoint, tmp_path / f"out{suffix}")
+
+
+# Other kinds of numbers
+
+
+def _kinds() -> dict[str, Tensor]:
+    """A weight in forms that are no plain array of real numbers."""
+    weight = torch.randn(5, 144, generator=torch.Generator().manual_seed(0))
+    scaled = (10 * weight).round()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch: some of these forms are new, others are old
+        return {
+            "complex64, not float32": weight.to(torch.complex64),
+            "int64, not float32": scaled.long(),
+            "int8, not float32": scaled.to(torch.int8),
+            "uint16, not float32": scaled.abs().to(torch.uint16),
+            "bool, not float32": weight > 0,
+            "a sparse tensor (sparse_coo)": weight.to_sparse(),
+            "a sparse tensor (sparse_csr)": weight.to_sparse_csr(),
+            "a sparse tensor (sparse_bsc)": weight.to_sparse_bsc((5, 2)),
+            "a meta tensor without values": weight.to("meta"),
+            "quantized (qint8)": torch.quantize_per_tensor(weight, 0.1, 0, torch.qint8),
+        }
+
+
+@pytest.mark.filterwarnings("ignore:.*Sparse|.*sparse|.*uantize")  # torch's own, when it loads them
+@pytest.mark.parametrize("kind", _kinds())
+def test_weights_of_another_kind_are_refused(tmp_path: Path, kind: str) -> None:
+    torch.save(weights() | {"fc.weight": _kinds()[kind]}, tmp_path / "in.pt")
+    model = Net()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(Problem) as caught:
+        load_(model, read(tmp_path / "in.pt"))
+    assert f"1 of another kind of number: fc.weight ({kind}). Weights have to be" in str(
+        caught.value
+    )
+    assert same(dict(model.state_dict()), before)
+    fit = load_(model, read(tmp_path / "in.pt"), allow_partial=True)
+    assert len(fit.unfit) == 1
+    assert torch.equal(model.fc.weight, before["fc.weight"])
+    assert torch.equal(model.conv.weight, weights()["conv.weight"])
+
+
+def test_masks_and_counters_keep_their_values(tmp_path: Path) -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(2, 2)
+            self.mask: Tensor
+            self.register_buffer("mask", torch.zeros(3, dtype=torch.bool))
+
+    model = Masked()
+    good, bad = torch.tensor([0, 1, 1], dtype=torch.uint8), torch.tensor([0.0, 0.5, 1.0])
+    torch.save(model.state_dict() | {"mask": good}, tmp_path / "in.pt")
+    load_(model, read(tmp_path / "in.pt"))
+    assert model.mask.tolist() == [False, True, True]
+    torch.save(model.state_dict() | {"mask": bad}, tmp_path / "in.pt")
+    with pytest.raises(Problem, match=r"mask \(float32, not bool\)"):
+        load_(model, read(tmp_path / "in.pt"))
+
+
+def test_models_without_plain_weights_are_refused_too(tmp_path: Path) -> None:
+    torch.save(nn.Linear(2, 2).state_dict(), tmp_path / "in.pt")
+    checkpoint = read(tmp_path / "in.pt")
+    with pytest.raises(Problem, match=r"weight \(a meta tensor without values in the model\)"):
+        load_(nn.Linear(2, 2, device="meta"), checkpoint)
+    with pytest.raises(Problem, match=r"weight \(of no size yet in the model\)"):
+        load_(nn.LazyLinear(2), checkpoint)
+    expanded = nn.Linear(2, 2)
+    expanded.weight = nn.Parameter(torch.ones(1, 2).expand(2, 2))
+    with pytest.raises(Problem, match="more than one element"):
+        load_(expanded, checkpoint)
+
+
+def test_memory_that_was_shared_holds_one_weight_only(tmp_path: Path) -> None:
+    shared = torch.eye(3)
+    row = torch.ones(3)
+    state = {"0.weight": shared, "1.weight": shared, "2.weight": row.expand(3, 3)}
+    torch.save(state, tmp_path / "in.pt")
+    model = nn.Sequential(*(nn.Linear(3, 3, bias=False) for _ in range(3)))
+    checkpoint = read(tmp_path / "in.pt")
+    fit = load_(model, checkpoint)
+    factors = (1, 2, torch.arange(3.0)[:, None])
+    with torch.no_grad():
+        for layer, factor in zip(model, factors, strict=True):
+            layer.weight.mul_(factor)
+    store_(checkpoint, model, fit)
+    write(checkpoint, tmp_path / "out.pt")
+    found = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert same(found, dict(model.state_dict()))
+
+
+@pytest.mark.parametrize("order", ["transposed", "sliced"])
+def test_weights_that_are_views_are_stored_as_such(tmp_path: Path, order: str) -> None:
+    whole = torch.arange(18.0).reshape(6, 3)
+    view = whole[:3].t() if order == "transposed" else whole[::2]
+    torch.save({"weight": view}, tmp_path / "in.pt")
+    layer = nn.Linear(3, 3, bias=False)
+    checkpoint = read(tmp_path / "in.pt")
+    fit = load_(layer, checkpoint)
+    assert torch.equal(layer.weight, view)
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    store_(checkpoint, layer, fit)
+    write(checkpoint, tmp_path / "out.pt")
+    found = torch.load(tmp_path / "out.pt", weights_only=True)["weight"]
+    assert torch.equal(found, 2 * view)
+    assert found.stride() == view.stride()
+
+
+@pytest.mark.filterwarnings("ignore:.*Sparse")
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
+def test_a_sparse_layer_is_named_with_a_remedy(layout: str) -> None:
+    layer = nn.Linear(4, 4, bias=False)
+    layer.weight = nn.Parameter(getattr(layer.weight.detach(), layout)())
+    with pytest.raises(TypeError, match=r"'weight' of Linear.*sparse tensor.*\.to_dense"):
+        spectral_norm(layer, (4,))

@@ -331,6 +331,11 @@ def _check_tensors(
                 f"{key!r} of {name} is on the meta device and has no values: load the weights or "
                 "use .to_empty() first."
             )
+        if tensor.layout != torch.strided:
+            raise TypeError(
+                f"{key!r} of {name} is a sparse tensor ({tensor.layout}), expected a dense one: "
+                "convert it by .to_dense() first."
+            )
     for key, tensor in parameters.items():
         if not tensor.is_floating_point():
             raise TypeError(

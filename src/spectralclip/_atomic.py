@@ -84,6 +84,8 @@ def require_writable(path: str | os.PathLike[str]) -> None:
 def _target(path: str | os.PathLike[str]) -> Path:
     """The file that is to be replaced, if it is one that may be."""
     target = Path(os.path.realpath(path))
+    if target.is_symlink():  # all that could be followed have been: it leads to itself
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if target.exists() and not target.is_file():

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from spectralclip._affine import plain_numerics
+from spectralclip._attachment_state import load_whole, require_state
 from spectralclip._clip import ClipResult
 from spectralclip._clip_model import clip_found_layers_
 from spectralclip._distributed import sharing_of
@@ -183,31 +184,19 @@ class Attachment:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned, for the same method on the same model."""
+        """Go on from what `state_dict` returned, for the same method on the same model.
+
+        Raises:
+            TypeError: It is something else.
+            ValueError: It is damaged, or of another method, model or number of optimizers.
+                Nothing has changed then.
+        """
         keeper = self._running()
-        method = type(self.method).__name__
-        if state.get("method") != method:
-            raise ValueError(
-                f"This state is of {state.get('method')!r}, and cannot be loaded into {method!r}."
-            )
-        missing = [key for key in ("steps", "norms", "layers") if key not in state]
-        if missing:
-            raise ValueError(f"The state lacks {missing}: it is not from Attachment.state_dict().")
-        unknown = [name for name in state["layers"] if name not in self.found]
-        if unknown:
-            raise ValueError(
-                f"The state speaks of the layers {unknown}, which this model does not have; it has "
-                f"{list(self.found)}."
-            )
-        if len(state["steps"]) != len(self._counts):
-            raise ValueError(
-                f"The state is of {len(state['steps'])} optimizers, and this attachment is to "
-                f"{len(self._counts)}: attach to as many as the state was made with."
-            )
-        keeper.load_layer_states(state["layers"])
+        require_state(state, type(self.method).__name__, self.found, len(self._counts))
+        load_whole(state["layers"], keeper.layer_states(), keeper.load_layer_states)
         self._counts = [int(count) for count in state["steps"]]
         self._norms = {
-            name: NormEstimate(value, is_checked=is_checked, step=step)
+            name: NormEstimate(value, is_checked=bool(is_checked), step=int(step))
             for name, (value, is_checked, step) in state["norms"].items()
         }
 

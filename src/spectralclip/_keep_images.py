@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from spectralclip._affine import AffineFunction, Shape
+from spectralclip._attachment_state import saved_vectors
 from spectralclip._cut_step import DenseCuts, Stripping, project_, strip_
 from spectralclip._maps import ConvMap, TransposedMap
 from spectralclip._movable import GenericWeights, conv_gradients
@@ -70,6 +71,8 @@ class ImageKeeper:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         here = {"device": self._function.device, "dtype": self._function.dtype}
+        if state["vectors"] is not None:
+            saved_vectors(state["vectors"], (math.prod(self._function.in_shape),))
         vectors, changes, bank = (
             None if state[key] is None else state[key].to(**here, copy=True)
             for key in ("vectors", "changes", "bank")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from spectralclip._layers import FoundLayer
+from spectralclip._method_settings import NamedSettings
 from spectralclip._sharing import Sharing
 
 
@@ -64,7 +65,7 @@ class Keeper(ABC):
         """
 
 
-class Method(ABC):
+class Method(NamedSettings, ABC):
     """A way to keep norms in check, with its settings; one may be attached to many models."""
 
     @property

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from spectralclip._affine import AffineFunction, Shape
+from spectralclip._attachment_state import saved_vectors
 from spectralclip._explicit import explicit_maps, merge
 from spectralclip._lanczos_bound import Recurrence, continued
 from spectralclip._operator import LinearOperator, as_operator
@@ -295,10 +296,14 @@ class NormCheck:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
-        function = self._functions[0]
-        for index, tracker in enumerate(self._trackers):
+        for index, (tracker, function) in enumerate(
+            zip(self._trackers, self._functions, strict=True)
+        ):
+            size = (math.prod(function.in_shape),)
             tracker.vectors, tracker.changes = (
-                None if rows is None else rows.to(function.device, function.dtype, copy=True)
+                None
+                if rows is None
+                else saved_vectors(rows, size).to(function.device, function.dtype, copy=True)
                 for rows in (state["vectors"][index], state["changes"][index])
             )
         self.calibration.value = float(state["calibration"])

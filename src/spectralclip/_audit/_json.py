@@ -31,8 +31,18 @@ def document_of(format_: str, record: DataclassInstance) -> dict[str, Any]:
 
 
 def to_text(document: Mapping[str, Any]) -> str:
-    """The document as JSON text."""
-    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    """The document as JSON text, which a terminal can show and any file can hold.
+
+    Letters stay as they are. What cannot be printed, which includes half a surrogate pair, is
+    written by its number, so that it is the same once it has been read.
+    """
+    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    lines = text.split("\n")
+    return "\n".join(line if line.isprintable() else _escaped(line) for line in lines)
+
+
+def _escaped(line: str) -> str:
+    return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in line)
 
 
 def _plain(value: Any) -> Any:
@@ -110,6 +120,8 @@ def audit_fields(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _layer(entry: Mapping[str, Any]) -> LayerAudit:
     values = _known(LayerAudit, entry)
+    _require(values, str, "name", "kind", "geometry", "role", "remark")
+    _require(entry["norm"], (int, float), "lower", "upper", "failure")
     for key in ("parts", "in_shape", "out_shape", "shared", "singular_values"):
         values[key] = tuple(values[key])
     return LayerAudit(**{**values, "norm": Interval(**_known(Interval, entry["norm"]))})
@@ -117,6 +129,7 @@ def _layer(entry: Mapping[str, Any]) -> LayerAudit:
 
 def _network_bound(entry: Mapping[str, Any]) -> NetworkBound:
     values = _known(NetworkBound, entry)
+    _require(values, (int, float), "lower")
     for key in ("upper", "product"):
         values[key] = _infinite(values[key])
     values["unbounded"] = tuple(Unbounded(**_known(Unbounded, one)) for one in entry["unbounded"])
@@ -125,6 +138,13 @@ def _network_bound(entry: Mapping[str, Any]) -> NetworkBound:
         for one in entry["steps"]
     )
     return NetworkBound(**{**values, "local_norms": tuple(entry["local_norms"])})
+
+
+def _require(values: Mapping[str, Any], kind: type | tuple[type, ...], *keys: str) -> None:
+    """Raise if one of the entries is of another type."""
+    for key in keys:
+        if key in values and not isinstance(values[key], kind):
+            raise TypeError(f"{key!r} is {values[key]!r:.40}")
 
 
 def _infinite(value: float | None) -> float:

@@ -22,7 +22,9 @@ from spectralclip._audit._estimates import compare_estimates
 from spectralclip.cli import _output, _weights_file
 from spectralclip.cli._clip_file import clip_checkpoint_, require_output
 from spectralclip.cli._guard import Commands, guarded
+from spectralclip.cli._input_files import in_bytes
 from spectralclip.cli._limits import FailOn, verdict
+from spectralclip.cli._model_source import file_of
 from spectralclip.cli._options import (
     ABOVE,
     AUDIT_EXAMPLES,
@@ -42,6 +44,7 @@ from spectralclip.cli._options import (
     Html,
     Inputs,
     Json,
+    LargestFile,
     Limit,
     Model,
     Partial,
@@ -56,6 +59,7 @@ from spectralclip.cli._steps import (
     get_source,
     load_weights_,
     read_audit,
+    require_no_input,
     require_outputs,
     write_result,
 )
@@ -120,6 +124,7 @@ def audit(
     settings: Settings = None,
     allow_partial: Partial = False,
     trust: Trust = False,
+    max_file_size: LargestFile = None,
     device: Device = None,
     seed: Seed = 0,
 ) -> None:
@@ -132,7 +137,8 @@ def audit(
         raise Problem("--fail-on network needs the network's bound: leave out --no-lipschitz.")
     if estimates and json == STANDARD_OUTPUT:
         raise Problem("--compare-estimates prints a table: give --json a file, not -.")
-    require_outputs(html, json)
+    limit = in_bytes(max_file_size)
+    require_outputs(html, json, inputs=(weights, file_of(model)))
     notes: list[str] = []
     source = get_source(
         model,
@@ -141,10 +147,11 @@ def audit(
         has_weights=weights is not None,
         device=device,
         seed=seed,
+        limit=limit,
         notes=notes,
     )
     if weights is not None:
-        load_weights_(source, weights, allow_partial=allow_partial, notes=notes)
+        load_weights_(source, weights, allow_partial=allow_partial, limit=limit, notes=notes)
     example = get_example(source, inputs, batch=batch, seed=seed, text=model)
     found = audit_model(
         source.model,
@@ -201,16 +208,28 @@ def clip(
     settings: Settings = None,
     allow_partial: Partial = False,
     trust: Trust = False,
+    max_file_size: LargestFile = None,
     device: Device = None,
     seed: Seed = 0,
 ) -> None:
     """Clip the weights of a model, and write them in the form that they came in."""
+    limit = in_bytes(max_file_size)
+    require_no_input(f"output {output}", output, [file_of(model)])
     require_output(weights, output, overwrite=overwrite)
     notes: list[str] = []
     source = get_source(
-        model, settings, trust=trust, has_weights=True, device=device, seed=seed, notes=notes
+        model,
+        settings,
+        trust=trust,
+        has_weights=True,
+        device=device,
+        seed=seed,
+        limit=limit,
+        notes=notes,
     )
-    checkpoint, fit = load_weights_(source, weights, allow_partial=allow_partial, notes=notes)
+    checkpoint, fit = load_weights_(
+        source, weights, allow_partial=allow_partial, limit=limit, notes=notes
+    )
     results = clip_checkpoint_(
         source.model,
         get_example(source, inputs, batch=1, seed=seed, text=model),
@@ -242,10 +261,12 @@ def compare(
     after: Annotated[Path, typer.Argument(metavar="B.json", help="An audit of after.")],
     html: Html = None,
     json: Json = None,
+    max_file_size: LargestFile = None,
 ) -> None:
     """Two audits side by side."""
-    require_outputs(html, json)
-    write_result(read_audit(before).compare(read_audit(after)), html, json)
+    limit = in_bytes(max_file_size)
+    require_outputs(html, json, inputs=(before, after))
+    write_result(read_audit(before, limit).compare(read_audit(after, limit)), html, json)
 
 
 @app.command(epilog=DEMO_EXAMPLES)

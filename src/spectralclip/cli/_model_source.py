@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from spectralclip.cli._exported import load_program
+from spectralclip.cli._input_files import LARGEST_TEXT, LARGEST_WEIGHTS, require_regular
 from spectralclip.cli._problems import Problem, one_line, raised
 
 FORMS = "module.path:factory, file.py:factory, timm:NAME, transformers:NAME_OR_DIR, or FILE.pt2"
@@ -40,7 +41,12 @@ class Source:
 
 
 def load(
-    text: str, options: Mapping[str, Any], *, trust: bool = False, has_weights: bool = False
+    text: str,
+    options: Mapping[str, Any],
+    *,
+    trust: bool = False,
+    has_weights: bool = False,
+    limit: float | None = None,
 ) -> Source:
     """The model that a MODEL argument means.
 
@@ -49,22 +55,36 @@ def load(
         options: Arguments of the factory, or overrides of a configuration.
         trust: Allow exported programs, whose loader can run code.
         has_weights: Weights will be loaded from a file, so that none are needed now.
+        limit: Bytes that a file may have; by default what is usual for such a file.
 
     Raises:
         Problem: There is no such model, or it cannot be made.
     """
-    if text.endswith(".pt2"):
-        return _exported(Path(text), options, trust)
+    own = file_of(text)
+    if own is not None:
+        usual = LARGEST_TEXT if own.suffix == ".py" else LARGEST_WEIGHTS
+        require_regular(own, "MODEL", limit or usual, empty=own.suffix == ".py")
+        if own.suffix == ".pt2":
+            return _exported(own, options, trust)
     kind, colon, name = text.rpartition(":") if ":" in text else ("", "", text)
     library, _, rest = text.partition(":")
     if library in ("timm", "transformers"):
         if not rest:
             raise Problem(f"MODEL {text!r}: expected a name behind '{library}:'.")
-        make = _timm if library == "timm" else _transformers
-        return make(rest, options, has_weights)
+        if library == "timm":
+            return _timm(rest, options)
+        return _transformers(rest, options, has_weights, limit or LARGEST_WEIGHTS)
     if not colon or not kind or not name:
         raise Problem(f"MODEL {text!r}: expected {FORMS}.")
     return Source(_made(text, _attribute(_module(kind, text), name, text), options))
+
+
+def file_of(text: str) -> Path | None:
+    """The file that a MODEL argument names, if it names one."""
+    if text.endswith(".pt2"):
+        return Path(text)
+    kind, _, _ = text.rpartition(":")
+    return Path(kind) if kind.endswith(".py") else None
 
 
 # --- A factory of the user's -----------------------------------------------------------------
@@ -91,8 +111,6 @@ def _why(error: BaseException, name: str) -> str:
 
 
 def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise Problem(f"cannot read {path}: there is no such file.")
     # A plain name lets other processes import it too; but never in place of another module.
     name = path.stem if path.stem.isidentifier() else "_model"
     if importlib.util.find_spec(name) is not None:
@@ -156,20 +174,28 @@ def _made(text: str, factory: Any, options: Mapping[str, Any]) -> nn.Module:
 # --- Libraries and programs ------------------------------------------------------------------
 
 
-def _timm(name: str, options: Mapping[str, Any], has_weights: bool) -> Source:
+def _timm(name: str, options: Mapping[str, Any]) -> Source:
+    if "checkpoint_path" in options:
+        raise Problem(
+            f"MODEL 'timm:{name}': timm would read {options['checkpoint_path']} in a way that can "
+            "run code: give the file by --weights instead of --set checkpoint_path."
+        )
     timm = _package("timm")
     with _named(f"timm:{name}"):
         model = timm.create_model(name, **options)
-    return Source(model, random=not (options.get("pretrained") or options.get("checkpoint_path")))
+    return Source(model, random=not options.get("pretrained"))
 
 
-def _transformers(name: str, options: Mapping[str, Any], has_weights: bool) -> Source:
+def _transformers(name: str, options: Mapping[str, Any], has_weights: bool, limit: float) -> Source:
     package = _package("transformers")
     if not sys.stderr.isatty():
         package.utils.logging.disable_progress_bar()  # it would be drawn into logs
     local = os.path.isdir(name)
     if not local and name.startswith((".", "/", "~")):
         raise Problem(f"transformers:{name}: there is no such folder.")
+    for path in sorted(Path(name).iterdir()) if local else ():
+        if not path.is_dir():
+            require_regular(path, f"transformers:{name}:", limit, empty=True)
     with _named(f"transformers:{name}"):
         config = package.AutoConfig.from_pretrained(
             name, trust_remote_code=False, local_files_only=local, **options
@@ -197,8 +223,6 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _exported(path: Path, options: Mapping[str, Any], trust: bool) -> Source:
-    if not path.is_file():
-        raise Problem(f"cannot read {path}: there is no such file.")
     if not trust:
         raise Problem(
             f"{path}: an exported program can run code while it is loaded: add --trust if you "

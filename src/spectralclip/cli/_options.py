@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from spectralclip.cli._example_inputs import SYNTAX
+from spectralclip.cli._input_files import FLAG, GIB, LARGEST_TEXT, LARGEST_WEIGHTS
 from spectralclip.cli._limits import FailOn
 from spectralclip.cli._model_source import FORMS
 
@@ -112,7 +113,18 @@ Partial = Annotated[
 Trust = Annotated[
     bool, typer.Option("--trust", help="Load an exported program, which can run code.")
 ]
-Seed = Annotated[int, typer.Option(help="Of random inputs, weights and starts.")]
+LargestFile = Annotated[
+    float | None,
+    typer.Option(
+        FLAG,
+        metavar="GIB",
+        help=f"The largest file to read: by default {LARGEST_WEIGHTS / GIB:g} GiB for weights and "
+        f"exported programs, {LARGEST_TEXT / GIB:g} GiB for text.",
+    ),
+]
+Seed = Annotated[
+    int, typer.Option(min=-(2**63), max=2**63 - 1, help="Of random inputs, weights and starts.")
+]
 Device = Annotated[str | None, typer.Option(help="Where to compute, such as cuda.")]
 Json = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write JSON; - prints it.")

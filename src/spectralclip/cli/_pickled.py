@@ -5,8 +5,7 @@ from __future__ import annotations
 import pickletools
 import re
 import zipfile
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 # Tensors and plain containers are made of these; `torch.load(weights_only=True)` allows them.
 _HARMLESS = re.compile(
@@ -18,14 +17,14 @@ _KEEP = ("MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT")
 _FETCH = ("BINGET", "LONG_BINGET", "GET")
 
 
-def wanted_globals(path: Path) -> list[str]:
+def wanted_globals(file: BinaryIO) -> list[str]:
     """The names that a pickled checkpoint imports, those of tensors and containers left out.
 
     The opcodes are read, none is executed. A damaged file gives the names up to the damage.
     """
     names: list[str] = []
     try:
-        for opcode, argument, strings in _opcodes(_pickle_in(path)):
+        for opcode, argument, strings in _opcodes(_pickle_in(file)):
             if opcode in ("GLOBAL", "INST"):
                 names.append(str(argument).replace(" ", "."))
             elif opcode == "STACK_GLOBAL" and len(strings) >= 2:
@@ -35,10 +34,11 @@ def wanted_globals(path: Path) -> list[str]:
     return [name for name in dict.fromkeys(names) if not _HARMLESS.fullmatch(name)]
 
 
-def _pickle_in(path: Path) -> bytes:
-    if not zipfile.is_zipfile(path):
-        return path.read_bytes()
-    with zipfile.ZipFile(path) as archive:
+def _pickle_in(file: BinaryIO) -> bytes:
+    if not zipfile.is_zipfile(file):
+        file.seek(0)
+        return file.read()
+    with zipfile.ZipFile(file) as archive:
         member = next(name for name in archive.namelist() if name.endswith("data.pkl"))
         return archive.read(member)
 

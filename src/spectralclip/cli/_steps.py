@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from spectralclip._forward_pass import left_as_it_was, unwrapped
 from spectralclip._graph import tensors_in
 from spectralclip.cli import _output, _weights_file
 from spectralclip.cli._example_inputs import SYNTAX, example_inputs, parse_input
+from spectralclip.cli._input_files import LARGEST_TEXT, LARGEST_WEIGHTS, read_text
 from spectralclip.cli._model_source import Source, load, parse_options
 from spectralclip.cli._problems import Problem, cannot, listed, one_line
 
@@ -38,6 +40,7 @@ def get_source(
     has_weights: bool,
     device: str | None,
     seed: int,
+    limit: float | None,
     notes: list[str],
 ) -> Source:
     """The model that the user means, with the same random weights for the same seed.
@@ -45,10 +48,12 @@ def get_source(
     What there is to say goes to `notes`, to be shown once all has gone well: an error is one line.
     """
     options = parse_options(settings or ())
+    folder = os.getcwd()
     # What a model prints on its way is not a part of our output.
     with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(sys.stderr):
         torch.manual_seed(seed)
-        source = load(text, options, trust=trust, has_weights=has_weights)
+        source = load(text, options, trust=trust, has_weights=has_weights, limit=limit)
+    os.chdir(folder)  # relative paths go on to mean what they meant to the user
     if source.random and not has_weights:
         notes.append(f"note: {text} has the weights that it makes itself; --weights loads others.")
     if not (source.random or has_weights):
@@ -62,10 +67,10 @@ def get_source(
 
 
 def load_weights_(
-    source: Source, path: Path, *, allow_partial: bool, notes: list[str]
+    source: Source, path: Path, *, allow_partial: bool, limit: float | None, notes: list[str]
 ) -> tuple[_weights_file.Checkpoint, _weights_file.Fit]:
     """Load a file into the model, and say what was recognized in it."""
-    checkpoint = _weights_file.read(path)
+    checkpoint = _weights_file.read(path, limit or LARGEST_WEIGHTS)
     fit = _weights_file.load_(source.model, checkpoint, allow_partial=allow_partial)
     require_finite(source.model, f"weights {path}")
     said = [f"{len(fit.names)} tensors of {path}"]
@@ -94,7 +99,9 @@ def require_finite(model: nn.Module, origin: str) -> None:
 def _not_finite(model: nn.Module) -> Iterator[str]:
     parameters = dict(model.named_parameters())
     for name, tensor in {**parameters, **dict(model.named_buffers())}.items():
-        if is_lazy(tensor) or tensor.is_meta or not tensor.is_floating_point():
+        if is_lazy(tensor) or tensor.is_meta or tensor.layout != torch.strided:
+            continue
+        if not (tensor.is_floating_point() or tensor.is_complex()):
             continue
         wide = tensor.detach().float() if tensor.element_size() < 2 else tensor.detach()
         # Masks, which are buffers, rightly hold infinities.
@@ -109,7 +116,14 @@ def get_example(
     """What to call the model with; it has been called with it once."""
     if inputs:
         specs = [parse_input(one) for one in inputs]
-        example = example_inputs(specs, source.model, batch=batch, seed=seed)
+        try:
+            example = example_inputs(specs, source.model, batch=batch, seed=seed)
+        except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
+            shapes = ", ".join(str((batch, *spec.shape)) for spec in specs)
+            raise Problem(
+                f"--input: no tensors of shape {shapes} can be made ({one_line(error)[:80]}): give "
+                "smaller sizes, or a smaller --batch."
+            ) from error
     elif source.example is not None:
         example = source.example
     else:
@@ -132,18 +146,37 @@ def get_example(
     return example
 
 
-def require_outputs(html: Path | None, json: str | None) -> None:
-    """Find out before the work whether its result can be written."""
+def require_outputs(
+    html: Path | None, json: str | None, inputs: Iterable[Path | None] = ()
+) -> None:
+    """Find out before the work whether its result can be written, and over no file it is made of.
+
+    Raises:
+        Problem: It cannot.
+    """
     file = None if json == STANDARD_OUTPUT else json
     # Links are followed when files are written, so that two names may be one file.
     if html is not None and file is not None and _resolved(html) == _resolved(file):
         raise Problem(f"--html and --json are the same file, {html}: choose two.")
-    for path in (html, file):
+    for option, path in (("--html", html), ("--json", file)):
         if path is not None:
+            require_no_input(f"{option} {path}", path, inputs)
             try:
                 require_writable(path)
             except OSError as error:
                 raise cannot("write", error) from error
+
+
+def require_no_input(what: str, path: Path | str, inputs: Iterable[Path | None]) -> None:
+    """Refuse to write over a file that is read, whatever names or links it is known by.
+
+    Raises:
+        Problem: It is one of the inputs.
+    """
+    for one in inputs:
+        with contextlib.suppress(OSError):  # of a file that is not there
+            if one is not None and os.path.samefile(path, one):
+                raise Problem(f"{what} is the file that is read, {one}: choose another name.")
 
 
 def _resolved(path: Path | str) -> str:
@@ -171,13 +204,14 @@ def write_result(
         _output.note(line)
 
 
-def read_audit(path: Path) -> Audit:
+def read_audit(path: Path, limit: float | None) -> Audit:
     """An audit from a file of `--json`."""
     try:
-        return Audit.from_json(path)
-    except OSError as error:
-        raise cannot("read", error) from error
-    except (ValueError, TypeError, KeyError) as error:
+        document = loads(read_text(path, "audit", limit or LARGEST_TEXT))
+        if not isinstance(document, dict):  # text would be taken for a path
+            raise TypeError(f"got a {type(document).__name__}")
+        return Audit.from_json(document)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise Problem(
             f"{path}: expected an audit as --json writes it, but it is none: {one_line(error)}"
         ) from error

@@ -5,18 +5,25 @@ from __future__ import annotations
 import os
 import pickle
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, final
+from typing import Any, BinaryIO, cast, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from spectralclip._atomic import replacing
 from spectralclip._forward_pass import unwrapped
+from spectralclip.cli._input_files import (
+    LARGEST_WEIGHTS,
+    open_regular,
+    require_unpacked_size,
+)
 from spectralclip.cli._pickled import wanted_globals
-from spectralclip.cli._problems import Problem, cannot, listed, one_line
+from spectralclip.cli._problems import Problem, listed, one_line
+from spectralclip.cli._tensor_kinds import why_unfit
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 SUFFIXES = (".safetensors", *PICKLED)
@@ -55,7 +62,7 @@ class Checkpoint:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The weights by name."""
-        return {key: value for key, value in self.weights.items() if isinstance(value, Tensor)}
+        return {key: value for key, value in self.weights.items() if _is_weight(key, value)}
 
 
 @final
@@ -67,6 +74,7 @@ class Fit:
         prefix: What the names of the checkpoint have in front of those of the model.
         names: The model's name of each tensor of the checkpoint that fits.
         mismatched: Tensors of another shape than the model's.
+        unfit: Tensors of another kind of number than the model's, or without plain values.
         unexpected: Tensors that the model has no place for.
         missing: Names of the model for which there is nothing.
     """
@@ -76,62 +84,65 @@ class Fit:
     mismatched: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    unfit: list[str] = field(default_factory=list)
 
     @property
     def complaints(self) -> list[str]:
         """What does not fit, in words."""
         found = {
             "of another shape": self.mismatched,
+            "of another kind of number": self.unfit,
             "missing in the file": self.missing,
             "unknown to the model": self.unexpected,
         }
         return [f"{len(names)} {what}: {listed(names)}" for what, names in found.items() if names]
 
 
-def read(path: Path) -> Checkpoint:
+def read(path: Path, limit: float = LARGEST_WEIGHTS) -> Checkpoint:
     """Read a checkpoint as data, never as code.
 
     Args:
         path: A `.safetensors` file, or a `.pt`, `.pth`, `.bin` or `.ckpt` file of `torch.save`.
+        limit: Bytes that it may have, packed and unpacked.
 
     Raises:
-        Problem: It is not there, is damaged, holds no weights, or would run code.
+        Problem: It is not there, no regular file, too large, damaged, holds no weights, or would
+            run code.
     """
     if path.suffix not in SUFFIXES:
         raise Problem(
             f"weights {path}: expected a file ending in {', '.join(SUFFIXES)}, got "
             f"{path.suffix or 'no ending'}."
         )
-    try:
-        with open(path, "rb"):  # so that one message serves for all that forbids reading
-            pass
-    except OSError as error:
-        raise cannot("read", error) from error
-    return _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickled(path)
+    with open_regular(path, "weights", limit) as file:
+        if path.suffix == ".safetensors":
+            return _read_safetensors(path)
+        require_unpacked_size(file, path, "weights", limit)
+        return _read_pickled(path, file)
 
 
 def _read_safetensors(path: Path) -> Checkpoint:
     try:
-        from safetensors import SafetensorError, safe_open
+        from safetensors import safe_open
     except ImportError as error:
         raise Problem(f"{path} needs the package safetensors: pip install safetensors") from error
     try:
         with safe_open(path, framework="pt") as file:
             content = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             metadata = file.metadata()
-    except (SafetensorError, OSError, ValueError) as error:
+    except Exception as error:  # of types that torch or the package does not know, for example
         raise _damaged(path, "safetensors file", error) from error
     return Checkpoint(path, content, metadata=metadata)
 
 
-def _read_pickled(path: Path) -> Checkpoint:
+def _read_pickled(path: Path, file: BinaryIO) -> Checkpoint:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the protocol of pickles that are refused below
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
         # Damage shows itself in as many kinds of errors as there are bytes to damage.
-        wanted = wanted_globals(path)
+        wanted = wanted_globals(file)
         if isinstance(error, pickle.UnpicklingError) and wanted:
             raise _refused(path, wanted) from error
         raise _damaged(path, "file of torch.save", error) from error
@@ -172,7 +183,11 @@ def _wrapper(content: Any, depth: int = 3) -> tuple[str, ...] | None:
         if inside is not None:
             return (key, *inside)
     # Only now: beside wrapped weights there may be tensors too, such as a step counter.
-    return () if any(isinstance(value, Tensor) for value in content.values()) else None
+    return () if any(_is_weight(key, value) for key, value in content.items()) else None
+
+
+def _is_weight(key: object, value: object) -> bool:
+    return isinstance(key, str) and isinstance(value, Tensor)
 
 
 # --- Into a model and back -------------------------------------------------------------------
@@ -187,42 +202,49 @@ def load_(model: nn.Module, checkpoint: Checkpoint, *, allow_partial: bool = Fal
         allow_partial: Load what fits, and leave the rest of the model as it is.
 
     Raises:
-        Problem: Names or shapes do not go together.
+        Problem: Names, shapes or kinds of numbers do not go together.
     """
     bare = unwrapped(model)
     tensors = checkpoint.tensors
     fit = _fit(tensors, bare.state_dict())
     remedy = "Is this the model the file was saved from?"
-    if not fit.names:
+    if fit.unfit:
+        remedy = "Weights have to be plain floating-point tensors: convert or dequantize them."
+    elif not fit.names:
         raise Problem(
             f"weights {checkpoint.path}: no tensor fits the model. The file has "
             f"{listed(list(tensors), 3)}; the model has {listed(list(bare.state_dict()), 3)}. "
             f"{remedy}"
         )
-    if fit.complaints and not allow_partial:
-        raise Problem(
-            f"weights {checkpoint.path}: {'; '.join(fit.complaints)}. {remedy} --allow-partial "
-            "loads what fits."
-        )
-    bare.load_state_dict({own: tensors[key] for key, own in fit.names.items()}, strict=False)
+    if not fit.names or (fit.complaints and not allow_partial):
+        partial = " --allow-partial loads what fits." if fit.names else ""
+        raise Problem(f"weights {checkpoint.path}: {'; '.join(fit.complaints)}. {remedy}{partial}")
+    try:
+        bare.load_state_dict({own: tensors[key] for key, own in fit.names.items()}, strict=False)
+    except RuntimeError as error:
+        raise Problem(f"weights {checkpoint.path}: {one_line(error)}") from error
     return fit
 
 
 def _fit(tensors: Mapping[str, Tensor], own: Mapping[str, Any]) -> Fit:
     prefix = max(_prefixes(tensors), key=lambda p: sum(p + name in tensors for name in own))
-    names, mismatched = {}, []
+    names, mismatched, unfit = {}, [], []
     for name, value in own.items():
         key = prefix + name
         if key not in tensors or not isinstance(value, Tensor):
             continue
-        if tensors[key].shape == value.shape:
+        why = why_unfit(tensors[key], value)
+        if why:
+            unfit.append(f"{key} ({why})")
+        elif tensors[key].shape == value.shape:
             names[key] = name
         else:
             shapes = f"{tuple(tensors[key].shape)}, not {tuple(value.shape)}"
             mismatched.append(f"{key} {shapes}")
     known = {prefix + name for name in own}
     unexpected = [key for key in tensors if key not in known]
-    return Fit(prefix, names, mismatched, unexpected, _missing(own, names, prefix, tensors))
+    missing = _missing(own, names, prefix, tensors)
+    return Fit(prefix, names, mismatched, unexpected, missing, unfit)
 
 
 def _missing(
@@ -235,9 +257,15 @@ def _missing(
         for name, value in own.items()
         if isinstance(value, Tensor)
         and prefix + name not in tensors
-        and not (value.numel() and value.data_ptr() in there)
         and not name.endswith("num_batches_tracked")
+        and not _shares(value, there)
     ]
+
+
+def _shares(value: Tensor, there: set[int]) -> bool:
+    """Whether a tensor of the model, of whatever kind, is in memory that is loaded."""
+    plain = not (is_lazy(value) or value.layout != torch.strided)
+    return plain and value.numel() > 0 and value.data_ptr() in there
 
 
 def _prefixes(tensors: Mapping[str, Tensor], start: str = "", depth: int = 3) -> Iterator[str]:
@@ -252,12 +280,26 @@ def store_(checkpoint: Checkpoint, model: nn.Module, fit: Fit) -> None:
     """Put a model's weights into the checkpoint they came from, in place.
 
     In this way everything else stays as it was: keys and their order, types, what shares memory,
-    and all that is kept beside the weights.
+    and all that is kept beside the weights. Tensors that shared memory in the file, and differ in
+    the model, can no longer share it.
     """
     tensors, own = checkpoint.tensors, unwrapped(model).state_dict()
+    weights = cast(MutableMapping[str, Any], checkpoint.weights)
+    wanted = {key: own[name].to(tensors[key], copy=True) for key, name in fit.names.items()}
     with torch.no_grad():
-        for key, name in fit.names.items():
-            tensors[key].copy_(own[name])
+        for key, value in wanted.items():
+            if _overlaps(tensors[key]):
+                weights[key] = value
+            else:
+                tensors[key].copy_(value)
+        for key, value in wanted.items():
+            if not torch.equal(weights[key], value):
+                weights[key] = value
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Whether one number in memory is several entries, as in an expanded tensor."""
+    return any(n > 1 and step == 0 for n, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def write(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:

@@ -11,11 +11,15 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from spectralclip._attachment_state import saved_vectors
 from spectralclip.methods._descent import Weights, descend
 from spectralclip.methods._live import LiveLayer, Snapshot
 
 # A round that makes a norm so many times as large has failed at what it is for.
 _FAILED = 1.1
+# Norms that are below the bound by more than this are raised to it, in the published code; it is
+# not relative to the bound there, which is always 1.
+_RAISED = 0.05
 
 
 @final
@@ -28,6 +32,12 @@ class Schedule:
     every: int
     power_iterations: int
     shift: float
+    raises: bool = False
+
+    def is_due(self, step: int, norm: float, bound: float) -> bool:
+        """Whether a norm is to be pulled to the bound after this step."""
+        too_small = self.raises and 0 < norm < bound - _RAISED
+        return step % self.every == 0 and (norm > bound or too_small)
 
 
 @final
@@ -59,7 +69,7 @@ class FollowedLayer:
             return self._lost(
                 "Weights are NaN, infinite, or too large to be squared: restore them."
             )
-        if step % self._schedule.every == 0 and self.norm is not None and self.norm > bound:
+        if self.norm is not None and self._schedule.is_due(step, self.norm, bound):
             return self._clip(now, self.norm, bound)
         return ""
 
@@ -74,6 +84,7 @@ class FollowedLayer:
         """Go on from what was remembered."""
         function, vector = self._layer.function, state["vector"]
         if vector is not None:
+            vector = saved_vectors(vector, function.in_shape)
             vector = vector.to(function.device, function.dtype, copy=True)
         self._vector, self.norm, self._draws = vector, state["norm"], int(state["draws"])
 
@@ -115,17 +126,23 @@ class FollowedLayer:
         self.applications += 1 + 2 * schedule.inner_steps
         if weights.write():
             found = self._power_qr(self._layer.now(), None, schedule.power_iterations)
-            if found and not self._has_grown(norm, weights):
+            if found and not self._has_grown(max(norm, bound), weights):
                 return ""
         weights.restore()
         self._vector, self.norm = vector, norm
         return (
             f"A round with steps of length {schedule.lr:g} has made its norm larger instead of "
-            "smaller, and was undone: take shorter ones."
+            f"{'smaller' if norm > bound else 'pulling it up to the bound'}, and was undone: take "
+            "shorter ones."
         )
 
     def _has_grown(self, before: float, weights: Weights) -> bool:
-        """Whether the round has made the norm larger, rather than found that it had been."""
+        """Whether the round has made the norm larger, rather than found that it had been.
+
+        Args:
+            before: The norm before the round, or the bound where it was to be raised to that.
+            weights: The weights that were written.
+        """
         if self.norm is None or self._vector is None or self.norm <= _FAILED * before:
             return False
         weights.restore()

@@ -98,6 +98,9 @@ def zero_padding_bound(kernel: Tensor, iterations: int) -> Tensor:
     largest sum of magnitudes in a row, and those of a row are, at the borders some of, the
     taps of an output channel.
 
+    Either of `M M^T` and `M^T M` will do. Here it is the one with fewer channels, which costs less
+    and adds up shorter rows; the code of the authors takes the other.
+
     Args:
         kernel: `(c_out, c_in, *taps)`.
         iterations: t, at least 1.

@@ -10,6 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from spectralclip._attachment_state import saved_vectors
 from spectralclip._batch_norms import clamp_batch_norm_
 from spectralclip._layers import FoundLayer
 from spectralclip._method import Keeper, warn
@@ -48,6 +49,7 @@ class _Measured:
         """Go on from a vector that was saved."""
         function = self._layer.function
         if vector is not None:
+            vector = saved_vectors(vector, function.in_shape)
             vector = vector.to(function.device, function.dtype, copy=True)
         self.vector = vector
 

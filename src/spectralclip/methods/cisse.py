@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._affine import Layer, Shape
+from spectralclip._attachment_state import saved_vectors
 from spectralclip._layers import FoundLayer
 from spectralclip._method import Keeper, Method, warn
 from spectralclip._sharing import Sharing
@@ -195,6 +196,8 @@ class _Retraction(Keeper):
         return {name: vector.clone() for name, vector in self._vectors.items()}
 
     def load_layer_states(self, states: Mapping[str, Any]) -> None:
-        for name, slot in self._slots.items():
-            if name in states:
-                self._vectors[name] = states[name].to(slot.kernels(), copy=True)
+        known = {n: slot.kernels().flatten(2) for n, slot in self._slots.items() if n in states}
+        self._vectors |= {
+            name: saved_vectors(states[name], (rows.shape[-1], 1)).to(rows, copy=True)
+            for name, rows in known.items()
+        }

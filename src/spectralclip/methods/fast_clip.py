@@ -44,6 +44,10 @@ class FastClip(Method):
     the leading vector is smooth. A round that makes the norm larger is undone, and reported by a
     `NormWarning`. `published()` takes the shorter steps of the published code.
 
+    The printed algorithm only lowers norms, and so does this by default. The published code also
+    *raises* the leading singular value of a layer to the bound where it is more than 0.05 below:
+    `raises=True` does that, in rounds of the same kind.
+
     With `concat=True`, FastClip-concat: each layer that a batch norm directly follows is clipped
     as above *and* the composition of both is, to the same bound, by rounds of its own
     (`concat_lr`, `concat_every`). These move the weights of both; batch norms are not clipped on
@@ -58,6 +62,8 @@ class FastClip(Method):
         averaged: Take the loss of a round as the published code does, averaged over the width of
             the image and without the factor 1/2: a gradient step is 2 / width times as long as
             printed (2 times for layers that are not on images).
+        raises: Raise norms that are more than 0.05 below the bound up to it, as the published code
+            does and the printed algorithm does not.
         concat: Clip compositions with batch norm too.
         concat_lr: `lr` for these; the paper speaks of "a much smaller value".
         concat_every: `every` for these.
@@ -81,6 +87,7 @@ class FastClip(Method):
     power_iterations: int = 10
     shift: float = 1.0
     averaged: bool = False
+    raises: bool = False
     concat: bool = False
     concat_lr: float = 0.01
     concat_every: int = 500
@@ -90,17 +97,26 @@ class FastClip(Method):
         check_positive(lr=self.lr, concat_lr=self.concat_lr)
         check_count(1, inner_steps=self.inner_steps, power_iterations=self.power_iterations)
         check_count(1, every=self.every, concat_every=self.concat_every)
+        if not isinstance(self.raises, bool):
+            raise TypeError(f"raises must be True or False, got {self.raises!r}.")
         if not 0 <= self.shift < math.inf:
             raise ValueError(f"shift must be a finite number of at least 0, got {self.shift!r}.")
 
     @classmethod
-    def published(cls, batch_norm: bool = True, *, concat: bool = False) -> FastClip:
+    def published(
+        cls, batch_norm: bool = True, *, concat: bool = False, raises: bool = False
+    ) -> FastClip:
         """With the constants of the paper's experiments, and the loss of its code.
+
+        The published code does one thing more, which the paper does not print: it raises norms
+        that are below the bound by more than 0.05 up to the bound. `raises=True` does so too;
+        without it norms are only lowered, as in the printed algorithm.
 
         Args:
             batch_norm: Whether the network has batch norms: then 5 inner steps every 50 steps of
                 training, else 1 every 100.
             concat: FastClip-concat.
+            raises: Raise norms as the published code does.
 
         Example:
             >>> from spectralclip.methods import FastClip
@@ -109,7 +125,7 @@ class FastClip(Method):
         """
         settings = PUBLISHED if batch_norm else PUBLISHED_WITHOUT_BATCH_NORM
         every = 50 if batch_norm else 100
-        return cls(**settings, every=every, averaged=True, concat=concat)
+        return cls(**settings, every=every, averaged=True, concat=concat, raises=raises)
 
     @property
     def composes(self) -> bool:
@@ -188,4 +204,5 @@ def _schedule(method: FastClip, layer: LiveLayer) -> Schedule:
     if method.averaged:
         shape = layer.function.out_shape
         lr *= 2 / shape[-1] if len(shape) == 3 else 2
-    return Schedule(lr, method.inner_steps, every, method.power_iterations, method.shift)
+    iterations, shift = method.power_iterations, method.shift
+    return Schedule(lr, method.inner_steps, every, iterations, shift, method.raises)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._affine import Layer, Shape
+from spectralclip._attachment_state import saved_vectors
 from spectralclip._layers import FoundLayer
 from spectralclip._method import Keeper, Method, warn
 from spectralclip._operator import as_operator
@@ -161,6 +162,11 @@ class _Watch(Keeper):
         return {name: [v.clone() for v in vectors] for name, vectors in self._vectors.items()}
 
     def load_layer_states(self, states: Mapping[str, Any]) -> None:
-        for name in self._layers:
-            if name in states:
-                self._vectors[name] = [vector.clone() for vector in states[name]]
+        known = {name: states[name] for name in self._layers if name in states}
+        self._vectors |= {
+            name: [
+                saved_vectors(vector, shape).clone()
+                for vector, shape in zip(saved, self._layers[name].in_shapes, strict=True)
+            ]
+            for name, saved in known.items()
+        }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from spectralclip._text import printable
 from spectralclip.report._numbers import at_most, count, is_finite, number, ratio, shape
 from spectralclip.report._units import units
 
@@ -105,13 +106,16 @@ def _skipped(skipped: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Modules by the reason they were passed over for, the commonest first."""
     reasons: dict[str, list[str]] = {}
     for name, reason in skipped.items():
-        reasons.setdefault(str(reason), []).append(str(name) or "(the model itself)")
+        reasons.setdefault(str(reason), []).append(printable(str(name)) or "(the model itself)")
     groups = [{"reason": reason, "names": names} for reason, names in reasons.items()]
     return sorted(groups, key=lambda group: -len(group["names"]))
 
 
 def _words(values: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    return [(WORDS.get(key, key), _plain(value)) for key, value in (values or {}).items()]
+    return [
+        (WORDS.get(key, printable(str(key))), _plain(value))
+        for key, value in (values or {}).items()
+    ]
 
 
 def _plain(value: object) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from spectralclip._text import printable
 from spectralclip.report._numbers import at_most, is_finite, short
 from spectralclip.report._rows import FACTS, audit_rows, comparison_rows
+from spectralclip.report._shown import shown
 from spectralclip.report._summary import summary_of
 
 AUDIT, COMPARISON, VERSION = "spectralclip.audit", "spectralclip.comparison", 1
@@ -15,6 +17,7 @@ AUDIT, COMPARISON, VERSION = "spectralclip.audit", "spectralclip.comparison", 1
 def view_of(document: Mapping[str, Any], title: str | None = None) -> dict[str, Any]:
     """Everything the template and the scripts need, from an audit or a comparison."""
     _check(document, (AUDIT, COMPARISON))
+    document = shown(document)
     if document["format"] == AUDIT:
         sides, names = [document], ["audit"]
     else:
@@ -25,7 +28,7 @@ def view_of(document: Mapping[str, Any], title: str | None = None) -> dict[str, 
     summaries = [summary_of(side, name) for side, name in zip(sides, names, strict=True)]
     return {
         "kind": "audit" if len(sides) == 1 else "comparison",
-        "title": title or _title(sides),
+        "title": printable(title or _title(sides)),
         "sides": summaries,
         "roles": {"layer", "chain"} <= {row["role"] for row in rows},
         "chains": sum(_has_batch_norm(row) for row in rows),
