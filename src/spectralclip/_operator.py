@@ -13,6 +13,7 @@ from spectralclip._affine import AffineFunction, Layer, as_shape, plain_numerics
 from spectralclip._check import require_affine
 from spectralclip._explicit import build_maps, known_affine
 from spectralclip._maps import AutogradMap, LinearMap, ScalarMap, TransposedMap
+from spectralclip._precision import sent
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator as ScipyOperator
@@ -266,7 +267,7 @@ class LinearOperator:
                 f"{method} of {self.name} expects shape {shape}, or (k, *{shape}) for a batch, "
                 f"got {tuple(x.shape)}."
             )
-        x = x.detach().to(self.device, self.dtype)
+        x = sent(x.detach(), self.device, self.dtype)
         return (x[None] if single else x), single
 
     def _pairs(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
