@@ -15,6 +15,7 @@ from spectralclip._affine import Shape
 from spectralclip._bounds import Interval, norm_bounds
 from spectralclip._graph import _in_shape as in_shape_of
 from spectralclip._lipschitz._flow import Flow, Node, Ref, Replay
+from spectralclip._precision import has_float64
 
 IntervalOf: TypeAlias = Callable[[Sequence[nn.Module], Shape], Interval]
 """An interval around the norm of modules, one after the other, at the shape of one input."""
@@ -86,8 +87,9 @@ class Norms:
         with the sums of the columns: `M^T` applied to ones.
         """
         base = self._flow.nodes[source]
-        x = torch.zeros(1, *base.shape, dtype=torch.float64, device=node.device)
-        replay = Replay(base, [self._alone(node, source)]).double()
+        dtype = torch.float64 if has_float64(node.device) else torch.float32
+        x = torch.zeros(1, *base.shape, dtype=dtype, device=node.device)
+        replay = Replay(base, [self._alone(node, source)]).to(dtype)
         try:
             with torch.enable_grad():
                 y = replay(x.requires_grad_())
@@ -96,7 +98,10 @@ class Norms:
                 (counts,) = torch.autograd.grad(y, x, torch.ones_like(y))
         except RuntimeError as error:
             raise NoBoundError(str(error)) from error
-        return math.sqrt(float(counts.max()))
+        most = float(counts.max())
+        if most * torch.finfo(dtype).eps >= 1:  # from there on, adding one changes nothing
+            raise NoBoundError(f"it uses an entry more often than {dtype} can count")
+        return math.sqrt(most)
 
     def _kept(self, key: object, measure: Callable[[], Interval]) -> Interval:
         if key not in self._known:

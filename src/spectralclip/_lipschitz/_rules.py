@@ -30,6 +30,7 @@ from spectralclip._lipschitz._normalizations import (
     statistics_factor,
 )
 from spectralclip._lipschitz._pooling import adaptive_max_pool_factor, max_pool_factor
+from spectralclip._precision import wide
 
 _SWITCHES = "it depends on a comparison or an index made from the input, and jumps with it"
 _UNKNOWN = "no rule is known for this operation"
@@ -165,9 +166,9 @@ def _fixed_statistics(node: Node) -> bool:
 
 
 def _batch_norm_factor(node: Node) -> float:
-    scale = torch.rsqrt(node.argument("running_var").double() + eps_of(node))
+    scale = torch.rsqrt(wide(node.argument("running_var")) + eps_of(node))
     weight = node.argument("weight")
-    return float((scale if weight is None else scale * weight.double()).abs().max())
+    return float((scale if weight is None else scale * wide(weight)).abs().max())
 
 
 def _product(node: Node, flow: Flow, norms: Norms) -> Rule | None:
@@ -198,8 +199,7 @@ def _scaled(node: Node, flow: Flow) -> Rule:
     """Entry by entry times a constant: columns that do not meet, so that the longest counts."""
     source = node.inputs[0]
     others = (node.argument("self"), node.argument("other"))
-    constant = torch.as_tensor(next(other for other in others if not isinstance(other, Ref)))
-    constant = constant.detach().to(torch.float64 if not constant.is_complex() else constant.dtype)
+    constant = wide(torch.as_tensor(next(o for o in others if not isinstance(o, Ref))))
     if node.operation != "mul":
         constant = 1 / constant
     shape = flow.nodes[source].shape
