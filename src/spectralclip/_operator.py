@@ -13,7 +13,7 @@ from spectralclip._affine import AffineFunction, Layer, as_shape, plain_numerics
 from spectralclip._check import require_affine
 from spectralclip._explicit import build_maps, known_affine
 from spectralclip._maps import AutogradMap, LinearMap, ScalarMap, TransposedMap
-from spectralclip._precision import sent
+from spectralclip._precision import full_precision, sent
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator as ScipyOperator
@@ -132,7 +132,20 @@ class LinearOperator:
         if self._transposed:
             return self.adjoint().bilinear(v, u)
         outputs, inputs = self._pairs(u, v)
-        return bilinear(self._function, outputs, inputs, self._function.live_values())
+        function, live = self._function, self._function.live_values()
+        moving = {name: value for name, value in live.items() if value.requires_grad}
+        if not (moving and torch.is_grad_enabled()):
+            return bilinear(function, outputs, inputs, live)
+        # The gradient is taken here and now, at full precision: by the time that a user calls
+        # `backward`, settings such as TF32 are back.
+        leaves = {name: value.detach().requires_grad_() for name, value in moving.items()}
+        value = bilinear(function, outputs, inputs, {**live, **leaves})
+        gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+        result = value.detach()
+        for own, gradient in zip(moving.values(), gradients, strict=True):
+            if gradient is not None:
+                result = result + torch.sum(gradient * (own - own.detach()))
+        return result
 
     def adjoint(self) -> LinearOperator:
         """The operator `M^T`, from `out_shape` to `in_shape`."""
@@ -206,6 +219,7 @@ class LinearOperator:
 
     # --- on flat rows, in the layout that the layer likes; what the solvers work with ---
 
+    @full_precision()
     @torch.no_grad()
     def forward_rows(self, rows: Tensor) -> Tensor:
         """`M x` for each flat row x."""
@@ -215,6 +229,7 @@ class LinearOperator:
             layout = map_.target
         return rows
 
+    @full_precision()
     @torch.no_grad()
     def adjoint_rows(self, rows: Tensor) -> Tensor:
         """`M^T y` for each flat row y."""
@@ -224,6 +239,7 @@ class LinearOperator:
             layout = map_.source
         return rows
 
+    @full_precision()
     @torch.no_grad()
     def gram_rows(self, rows: Tensor) -> Tensor:
         """`M^T M x` for each flat row x."""

@@ -14,8 +14,8 @@ products are what their dtype says.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ContextDecorator
 from functools import cache, partial
 from typing import Any
 
@@ -65,30 +65,33 @@ def decomposable(x: Tensor) -> Tensor:
 
 # --- Full precision of products -------------------------------------------------------------
 
-_lock = threading.Lock()
-_open_blocks = 0
-_restore: Callable[[], None]
 
-
-@contextmanager
-def full_precision() -> Iterator[None]:
+class full_precision(ContextDecorator):
     """Products at the precision of their dtype, whatever torch's global settings, which come back.
 
     The settings are those of the process. So the first of all blocks that are open, in whatever
     thread, changes them and the last one puts them back: none of them ends another's early.
     """
-    global _open_blocks, _restore
-    with _lock:
-        if _open_blocks == 0:
-            _restore = _switched_off()
-        _open_blocks += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _open_blocks -= 1
-            if _open_blocks == 0:
-                _restore()
+
+    _lock = threading.Lock()
+    _open = 0
+    _restore: Callable[[], None]
+
+    def __enter__(self) -> None:
+        """Switch off what shortens factors or sums."""
+        cls = full_precision
+        with cls._lock:
+            if cls._open == 0:
+                cls._restore = staticmethod(_switched_off())
+            cls._open += 1
+
+    def __exit__(self, *error: object) -> None:
+        """Put the settings back, if this was the last block."""
+        cls = full_precision
+        with cls._lock:
+            cls._open -= 1
+            if cls._open == 0:
+                cls._restore()
 
 
 # The settings `torch.backends.<backend>.<operation>.fp32_precision`, parents before children: what

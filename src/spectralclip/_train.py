@@ -182,6 +182,7 @@ class Attachment:
         found = self._sharing.carry_out(work, f"step {self._steps}")
         self._norms = {name: found[name] for name in self._layers if name in found}
 
+    @plain_numerics()
     def penalty(self) -> Tensor:
         """What to add to the loss before `backward`; zero for methods without a penalty."""
         return self._running().penalty().to(self._device)
@@ -206,6 +207,7 @@ class Attachment:
             "layers": states,
         }
 
+    @plain_numerics()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned, for the same method on the same model."""
         keeper = self._running()
@@ -226,6 +228,7 @@ class Attachment:
         keeper.load_layer_states(state["layers"])
         self._steps, self._norms = int(state["steps"]), dict(state["norms"])
 
+    @plain_numerics()
     def finalize(
         self, *, certify: bool | Literal["deterministic"] = False, tol: float = 1e-3
     ) -> dict[str, ClipResult]:
@@ -251,6 +254,7 @@ class Attachment:
         self.remove()
         return results
 
+    @plain_numerics()
     def remove(self) -> None:
         """Detach from the optimizer, leaving plain layers with the weights they have now."""
         if self._keeper is not None:
@@ -294,6 +298,7 @@ _LIVE: weakref.WeakSet[Attachment] = weakref.WeakSet()
 """What is attached to some model, and has not been removed."""
 
 
+@plain_numerics()
 def attach(
     method: Method,
     model: nn.Module,
