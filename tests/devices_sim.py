@@ -13,21 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_flatten, tree_map
 
 NARROW = torch.device("lazy", 0)
 TOO_WIDE = (torch.float64, torch.complex128)
-aten = torch.ops.aten
 COPIES = ("_to_copy", "copy_")
 TAKES_CPU_INDICES = ("index", "index_put", "index_put_", "_index_put_impl_")
 MISSING = (
     *("linalg_qr", "_linalg_svd", "_linalg_eigh", "linalg_eig", "linalg_cholesky_ex", "cholesky"),
-    *("linalg_inv_ex", "linalg_solve_triangular", "_linalg_solve_ex", "linalg_lstsq"),
-    *("linalg_lu_factor_ex", "linalg_matrix_exp", "geqrf", "linalg_householder_product"),
+    *("linalg_solve_triangular", "linalg_lstsq", "geqrf", "linalg_householder_product"),
 )
 
 
@@ -56,6 +55,9 @@ class NarrowTensor(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         copied = NarrowTensor(self.values.detach().clone()).requires_grad_(self.requires_grad)
         return torch.nn.Parameter(copied) if isinstance(self, torch.nn.Parameter) else copied
+
+    def new_tensor(self, data: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
+        return torch.tensor(data, dtype=kwargs.get("dtype", self.dtype)).to(NARROW)
 
     def tolist(self) -> Any:
         return self.values.tolist()
@@ -101,12 +103,24 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
             raise TypeError(f"{name} makes {x.dtype} on a device that has none.")
         return own.get(id(x)) if id(x) in own else NarrowTensor(x)
 
+    given = kwargs
     if asked is not None:
         kwargs = {**kwargs, "device": torch.device("cpu")}
     inner = tree_map(lambda x: x.values if isinstance(x, NarrowTensor) else x, (args, kwargs))
     with torch.utils._python_dispatch._disable_current_modes():
         result = func(*inner[0], **inner[1])
-    return tree_map(wrapped, result)
+    outcome = tree_map(wrapped, result)
+    # Views lie in the memory of what they are views of, which the library asks for.
+    if there and is_view(func):
+        return return_and_correct_aliasing(func, args, given, outcome)
+    return outcome
+
+
+@cache
+def is_view(func: Any) -> bool:
+    """Whether what comes out shares memory with what went in, and is not that itself."""
+    aliases = [part.alias_info for part in func._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
 
 
 def check(

@@ -116,10 +116,11 @@ def _switched_off() -> Callable[[], None]:
     """
     matmul: Any = torch.backends.cuda.matmul
     convolutions: list[Any] = [torch.backends.cudnn, torch.backends.mkldnn]
-    products = _readable(torch.get_float32_matmul_precision) or "highest"
+    products = _readable(torch.get_float32_matmul_precision)
     short = [m for m in convolutions if _readable(partial(getattr, m, "allow_tf32", None))]
     new = hasattr(torch.backends, "fp32_precision")
     own = {place: _own_precision(*place) for place in _PRECISIONS} if new else {}
+    products = products or _readable(torch.get_float32_matmul_precision) or "highest"
     if products != "highest":
         torch.set_float32_matmul_precision("highest")
     for module in short:
