@@ -141,7 +141,14 @@ def check(
         raise RuntimeError(f"{name} got tensors of the CPU and of the device.")
 
 
-class _Narrow(TorchDispatchMode):
+class _Mode(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would load its compiler, which takes seconds, to keep it off these modes."""
+        return False
+
+
+class _Narrow(_Mode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return run(func, args, kwargs or {})
 
@@ -167,7 +174,7 @@ def rounded(x: Any) -> Any:
     return ((bits + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
-class _TF32(TorchDispatchMode):
+class _TF32(_Mode):
     def __init__(self) -> None:
         super().__init__()
         self.shortened = 0
