@@ -259,7 +259,6 @@ QUICK = (
     "svds",
     "backward",
     "norm_bounds",
-    "clip_",
     "rows",
     "to_scipy",
     "jacobian_operator",

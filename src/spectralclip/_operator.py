@@ -36,7 +36,7 @@ class LinearOperator:
         in_shape: Shape of one input.
         out_shape: Shape of one output.
         dtype: Of the computation: the parameters', at least float32.
-        device: Of the parameters.
+        device: Of the parameters; the CPU for float64 that their device lacks.
         name: The layer in a few words.
         maps: How `M` is applied to flat rows, stage by stage.
     """
@@ -328,7 +328,8 @@ def as_operator(
             entry is the number of embeddings: its inputs are one-hot vectors.
         explicit: Use the explicit forms of known layers, which are faster. Without them
             everything goes through the layer's own forward and backward.
-        dtype: Precision for layers without parameters (default: torch's default).
+        dtype: Precision (default: the parameters', at least float32; torch's default without
+            any). Float64 that the parameters' device lacks is computed on the CPU.
         device: Device for layers without parameters (default: CPU).
 
     Returns:
