@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from spectralclip._precision import full_precision, has_float64, sent
+
 Layer: TypeAlias = nn.Module | Callable[[Tensor], Tensor] | Sequence[Any]
 """A module, an affine callable on batches, or a sequence of them (their composition)."""
 
@@ -67,6 +69,7 @@ def plain_numerics() -> Iterator[None]:
         for device in ("cpu", "cuda", "mps", "xpu"):
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
+        stack.enter_context(full_precision())
         yield
 
 
@@ -196,7 +199,9 @@ class AffineFunction:
         self.dtype, self.device = _computation(self.parameters, tensors, dtype, device)
         # Buffers are copied, since a forward pass may write into them.
         self.values = {
-            name: tensor.detach().to(
+            name: sent(
+                tensor.detach(),
+                self.device,
                 self.dtype if tensor.is_floating_point() else tensor.dtype,
                 copy=name not in self.parameters,
             )
@@ -224,7 +229,8 @@ class AffineFunction:
 
     def live_values(self) -> dict[str, Tensor]:
         """The layer's own parameters in the dtype of the computation, attached to autograd."""
-        return {name: tensor.to(self.dtype) for name, tensor in self.parameters.items()}
+        own = self.parameters.items()
+        return {name: sent(tensor, self.device, self.dtype) for name, tensor in own}
 
     def zeros(self, rows: int) -> Tensor:
         """A batch of zero inputs."""
@@ -357,7 +363,10 @@ def _computation(
     dtype: torch.dtype | None,
     device: torch.device | str | None,
 ) -> tuple[torch.dtype, torch.device]:
-    """Where and in which precision to compute: as the parameters say, at least float32."""
+    """Where and in which precision to compute: as the parameters say, at least float32.
+
+    Float64 that their device lacks is had on the CPU.
+    """
     floating = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
     places = {tensor.device for tensor in floating}
     if len(places) > 1:
@@ -372,4 +381,7 @@ def _computation(
         dtype = torch.float32
     if device is None:
         device = places.pop() if places else torch.device("cpu")
-    return dtype, torch.device(device)
+    device = torch.device(device)
+    if dtype == torch.float64 and not has_float64(device):
+        device = torch.device("cpu")
+    return dtype, device

@@ -157,6 +157,7 @@ class Attachment:
         self._counts = [count + 1 for count in self._counts]
         self._work(self._sharing.moving(), self.steps)
 
+    @plain_numerics()
     def penalty(self) -> Tensor:
         """What to add to the loss before `backward`; zero for methods without a penalty."""
         return self._running().penalty().to(self._device)
@@ -183,6 +184,7 @@ class Attachment:
             "layers": states,
         }
 
+    @plain_numerics()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned, for the same method on the same model.
 
@@ -200,6 +202,7 @@ class Attachment:
             for name, (value, is_checked, step) in state["norms"].items()
         }
 
+    @plain_numerics()
     def finalize(
         self, *, certify: bool | Literal["deterministic"] = False, tol: float = 1e-3
     ) -> dict[str, ClipResult]:
@@ -236,6 +239,7 @@ class Attachment:
         self.remove()
         return results
 
+    @plain_numerics()
     def remove(self) -> None:
         """Detach from the optimizer, leaving plain layers with the weights they have now."""
         if self._keeper is not None:

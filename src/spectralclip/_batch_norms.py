@@ -8,24 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spectralclip._precision import wide
+
 
 @torch.no_grad()
 def clamp_batch_norm_(module: Any, bound: float) -> float:
     """Clamp a batch norm's scale where it is too large; its norm then."""
     gamma: Tensor = module.weight
-    # Few numbers: in double precision, where the device has it, the bound holds to the last bit.
-    wide = torch.float32 if gamma.device.type == "mps" else torch.float64
-    deviation = (module.running_var.to(wide) + module.eps).sqrt()
+    # Few numbers: in double precision the bound holds to the last bit.
+    deviation = (wide(module.running_var) + module.eps).sqrt()
     norm = _norm(gamma, deviation)
     if math.isfinite(norm) and norm > bound:
         limit = _rounded_down(bound * deviation, gamma.dtype)
+        limit = limit.to(gamma.device)
         gamma.clamp_(-limit, limit)
         norm = _norm(gamma, deviation)
     return norm
 
 
 def _norm(gamma: Tensor, deviation: Tensor) -> float:
-    return float((gamma.to(deviation.dtype).abs() / deviation).max())
+    return float((wide(gamma).abs() / deviation).max())
 
 
 def _rounded_down(numbers: Tensor, dtype: torch.dtype) -> Tensor:

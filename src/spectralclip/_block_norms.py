@@ -21,6 +21,7 @@ from spectralclip._blocks import CircularBlocks, ListedBlocks, WindowBlocks, blo
 from spectralclip._explicit import merge
 from spectralclip._maps import ConvGeometry, ConvMap, DiagonalMap, TransposedMap
 from spectralclip._operator import LinearOperator
+from spectralclip._precision import on_host
 
 # Multiplications of an embedding that need no second thought, and how many Lanczos runs more.
 CHEAP_EMBEDDING, EMBEDDING_RUNS = 2e10, 4.0
@@ -60,8 +61,7 @@ def largest_value(form: ListedBlocks) -> float:
     count, chunk = form.copies.shape[0], max(1, 2**22 // (rows * columns))
     best = 0.0
     for start in range(0, count, chunk):
-        blocks = form.blocks(slice(start, min(start + chunk, count)))
-        blocks = blocks.to("cpu", torch.promote_types(blocks.dtype, torch.float64))
+        blocks = on_host(form.blocks(slice(start, min(start + chunk, count))))
         scale = float(blocks.abs().max())  # keeps squares in range
         if best >= scale * math.sqrt(rows * columns):
             continue
@@ -160,7 +160,7 @@ def torus_blocks(
     geometry = ConvGeometry(
         stride, dilation, (0,) * len(sides), after, conv.geometry.groups, "circular"
     )
-    weight = conv.weight.to("cpu", torch.float64)
+    weight = on_host(conv.weight)
     shape = (conv.source.shape[0], *sides)
     return CircularBlocks(ConvMap(weight, geometry, shape, channels_last=False))
 

@@ -21,11 +21,7 @@ from torch import Tensor
 from spectralclip._fourier import alias_frequencies, folded_frequencies, symbols
 from spectralclip._maps import ConvMap, DenseMap, DiagonalMap, LinearMap, TransposedMap
 from spectralclip._operator import LinearOperator
-
-
-def _decomposable(weight: Tensor) -> Tensor:
-    """The weight where it can be decomposed: some devices lack the dense algebra."""
-    return weight.cpu() if weight.device.type == "mps" else weight
+from spectralclip._precision import decomposable, wide
 
 
 class BlockForm(ABC):
@@ -124,9 +120,9 @@ def block_values(blocks: Callable[[slice], Tensor], count: int, shape: tuple[int
 
 
 def _gram_values(matrices: Tensor) -> Tensor:
-    wide = matrices.shape[-2] <= matrices.shape[-1]
-    exact = matrices.to(torch.promote_types(matrices.dtype, torch.float64))
-    gram = exact @ exact.mH if wide else exact.mH @ exact
+    flat = matrices.shape[-2] <= matrices.shape[-1]
+    exact = wide(matrices)
+    gram = exact @ exact.mH if flat else exact.mH @ exact
     squares: Tensor = torch.linalg.eigvalsh(gram).flip(-1)
     return squares.clamp_min(0).sqrt().to(matrices.real.dtype)
 
@@ -136,7 +132,7 @@ class DenseBlocks(ListedBlocks):
     """One matrix, at each position of the leading axes."""
 
     def __init__(self, map_: DenseMap) -> None:
-        self._weight = _decomposable(map_.weight)
+        self._weight = decomposable(map_.weight)
         self.copies = torch.tensor([math.prod(map_.leading)], device="cpu")
         self.block_shape = (map_.weight.shape[0], map_.weight.shape[1])
         self.application_work = float(map_.weight.numel() * math.prod(map_.leading))
@@ -161,7 +157,7 @@ class DiagonalBlocks(ListedBlocks):
     """One number for each channel, at each position."""
 
     def __init__(self, map_: DiagonalMap) -> None:
-        self._factors, self._layout = _decomposable(map_.factors), map_.source
+        self._factors, self._layout = decomposable(map_.factors), map_.source
         positions = math.prod(self._layout.shape[1:])
         self.copies = torch.full(map_.factors.shape, positions, device="cpu")
         self.block_shape = (1, 1)
@@ -189,7 +185,7 @@ class WindowBlocks(ListedBlocks):
         groups = map_.geometry.groups
         self._kernel = tuple(map_.weight.shape[2:])
         self._windows = map_.target.shape[1:]
-        weight = _decomposable(map_.weight)
+        weight = decomposable(map_.weight)
         self._matrices = weight.reshape(groups, weight.shape[0] // groups, -1)
         self.copies = torch.full((groups,), math.prod(self._windows), device="cpu")
         self.block_shape = (self._matrices.shape[1], self._matrices.shape[2])
@@ -249,7 +245,7 @@ class CircularBlocks(ListedBlocks):
         self._sides = map_.source.shape[1:]
         groups = geometry.groups
         c_out, c_in = map_.weight.shape[0] // groups, map_.weight.shape[1]
-        weight = _decomposable(map_.weight)
+        weight = decomposable(map_.weight)
         self._weights = weight.reshape(groups, c_out, *weight.shape[1:])
         self._frequencies, counts = folded_frequencies(self._sides, geometry.stride)
         self.copies = counts.repeat(groups)

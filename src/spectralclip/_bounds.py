@@ -38,6 +38,7 @@ from spectralclip._blocks import ListedBlocks
 from spectralclip._lanczos_bound import Search, relative_width, slack
 from spectralclip._maps import ConvMap
 from spectralclip._operator import LinearOperator, as_operator
+from spectralclip._precision import on_host
 
 # Smaller sides up to which the whole matrix is formed; more where only a proof will do.
 DENSE_SIDE, DENSE_SIDE_DETERMINISTIC = 64, 1024
@@ -154,7 +155,7 @@ def _precisions(
 ) -> tuple[LinearOperator, LinearOperator]:
     """The operator in float64 where it can be had, and in the layer's own precision."""
     op = as_operator(layer, in_shape)
-    if isinstance(layer, LinearOperator) or op.dtype == torch.float64 or op.device.type == "mps":
+    if isinstance(layer, LinearOperator) or op.dtype == torch.float64:
         return op, op
     try:
         return as_operator(layer, in_shape, dtype=torch.float64), op
@@ -179,7 +180,7 @@ def _formable(op: LinearOperator, side: int) -> bool:
 
 def _dense(op: LinearOperator) -> Interval:
     """The norm of the matrix itself, formed by as many applications as its shorter side has."""
-    matrix = op.to_dense().to("cpu", torch.float64)
+    matrix = on_host(op.to_dense())
     m, n = matrix.shape
     scale = float(matrix.abs().max()) or 1.0
     matrix = matrix / scale

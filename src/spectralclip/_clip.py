@@ -184,11 +184,7 @@ class _Clipping:
         Explicit forms are in units of the bound; others see their own scale inside.
         """
         extreme = isinstance(self.movable, GenericWeights) and not 1e-6 < max_norm < 1e6
-        if (
-            (norm <= 100 * max_norm and not extreme)
-            or self.op.dtype == torch.float64
-            or self.op.device.type == "mps"
-        ):
+        if (norm <= 100 * max_norm and not extreme) or self.op.dtype == torch.float64:
             return
         self._take(as_operator(self._layer, self._in_shape, dtype=torch.float64))
 

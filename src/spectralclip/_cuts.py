@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._movable import Steerable
+from spectralclip._precision import wide
 from spectralclip._qp import nonnegative_qp
 
 SLICE = 2**16
@@ -50,8 +51,8 @@ class CutSet:
         count = old.shape[0]
         self._gram = torch.cat([torch.cat([old, new[:count]], 1), new.T], 0)
         self._gram = (self._gram + self._gram.T) / 2
-        back = (self._movable.start.double() - point.double()).flatten()
-        at_start = values + (gradients.flatten(1).double() @ back).cpu()
+        back = (wide(self._movable.start) - wide(point)).flatten()
+        at_start = values + (wide(gradients.flatten(1)) @ back).cpu()
         self._excess = torch.cat([self._excess[kept], at_start - self._max_norm])
         fresh = torch.zeros(gradients.shape[0], dtype=torch.float64, device="cpu")
         self._multipliers = torch.cat([self._multipliers[kept], fresh])
@@ -82,5 +83,5 @@ def _products(rows: Tensor, columns: Tensor) -> Tensor:
     """All inner products, in float64: cuts may be nearly parallel. In slices, to save memory."""
     total = torch.zeros(rows.shape[0], columns.shape[0], dtype=torch.float64, device="cpu")
     for left, right in zip(rows.split(SLICE, 1), columns.split(SLICE, 1), strict=True):
-        total += (left.double() @ right.double().T).cpu()
+        total += (wide(left) @ wide(right).T).cpu()
     return total

@@ -12,6 +12,8 @@ from typing import final
 import torch
 from torch import Tensor
 
+from spectralclip._precision import decomposable, wide
+
 
 @final
 class DecomposedMatrices:
@@ -23,8 +25,9 @@ class DecomposedMatrices:
 
     def __init__(self, matrices: Tensor) -> None:
         self._is_wide = matrices.shape[-2] < matrices.shape[-1]
-        self._tall = matrices.mT if self._is_wide else matrices
-        exact = self._tall.double()
+        self._device = matrices.device
+        self._tall = decomposable(matrices.mT if self._is_wide else matrices)
+        exact = wide(self._tall)
         squares, self._vectors = torch.linalg.eigh(exact.mT @ exact)
         self._values = squares.clamp_min(0).sqrt()
 
@@ -50,5 +53,5 @@ class DecomposedMatrices:
         tall, vectors = self._tall.to(dtype), self._vectors[..., first:].to(dtype)
         share = share[..., None, first:].to(dtype)
         clipped: Tensor = tall - ((tall @ vectors) * share) @ vectors.mT
-        clipped = clipped.to(self._tall.dtype)
+        clipped = clipped.to(self._device, self._tall.dtype)
         return clipped.mT if self._is_wide else clipped

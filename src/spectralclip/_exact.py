@@ -10,6 +10,7 @@ from torch import Tensor
 
 from spectralclip._blocks import block_form
 from spectralclip._operator import LinearOperator
+from spectralclip._precision import on_host
 from spectralclip._solvers import Solver, Triplets, finish
 from spectralclip._subspace import orthonormal_rows
 
@@ -52,7 +53,7 @@ class Exact(Solver):
     @staticmethod
     def _dense(op: LinearOperator, k: int) -> Triplets:
         m, n = op.shape
-        matrix = op.to_dense().to("cpu", torch.float64)
+        matrix = on_host(op.to_dense())
         U, S, Vh = torch.linalg.svd(matrix, full_matrices=False)
         U, S, V = U.T[:k], S[:k], Vh[:k]
         residuals = (U @ matrix - S[:, None] * V).norm(dim=1)
@@ -64,6 +65,6 @@ class Exact(Solver):
 
 def dense_values(op: LinearOperator) -> Tensor:
     """All singular values, descending, from the dense matrix."""
-    matrix = op.to_dense().to("cpu", torch.float64)
+    matrix = on_host(op.to_dense())
     values: Tensor = torch.linalg.svdvals(matrix)
     return values.to(op.device, op.dtype)

@@ -27,6 +27,7 @@ from spectralclip._maps import (
     LinearMap,
     TransposedMap,
 )
+from spectralclip._precision import sent
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -159,11 +160,13 @@ def _weight(function: AffineFunction, layer: Any) -> Tensor:
     """The weight as the layer uses it: parametrizations are evaluated, once."""
     with torch.no_grad(), evaluation_mode([layer]):
         weight: Tensor = layer.weight
-        return weight.detach().to(function.dtype)
+        return sent(weight.detach(), function.device, function.dtype)
 
 
 def _batch_norm_factors(function: AffineFunction, layer: Any) -> Tensor:
-    factors: Tensor = torch.rsqrt(layer.running_var.to(function.dtype) + layer.eps)
+    factors: Tensor = torch.rsqrt(
+        sent(layer.running_var, function.device, function.dtype) + layer.eps
+    )
     if not bool(torch.isfinite(factors).all()):
         raise ValueError(
             f"{describe(layer)} has a running variance that is not positive, so that its scale is "

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from spectralclip._cut_step import DenseCuts, Stripping, strip_
 from spectralclip._norm_check import Aim, Movement
+from spectralclip._precision import decomposable
 from spectralclip._slots import SPIKE, Slot
+from spectralclip._subspace import tall_qr
 
 # The momentum is stripped along so many of the values that were clipped, the largest.
 MOST_STRIPPED = 8
@@ -56,11 +58,11 @@ class DenseKeeper:
         if self._is_within(gram, bound):
             self._follow(gram)
             return True
-        squares, vectors = torch.linalg.eigh(gram)
+        squares, vectors = _eigh(gram)
         top = float(squares.amax()) ** 0.5
         if top > SPIKE * bound:
             weight = weight * (SPIKE * bound / top)
-            squares, vectors = torch.linalg.eigh(_gram(weight, wide))
+            squares, vectors = _eigh(_gram(weight, wide))
         values, self.is_exact = squares.clamp_min(0).sqrt(), True
         self.vectors = vectors[:, :, -self.vectors.shape[2] :].clone()
         # A little below, so that it is not above again at each step: the gate is cheap.
@@ -85,19 +87,19 @@ class DenseKeeper:
         """Whether no value is above, which a Cholesky factor tells at a tenth of the price."""
         identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
         eps = torch.finfo(gram.dtype).eps
-        factor = torch.linalg.cholesky_ex(bound**2 * (1 - 4 * eps) * identity - gram)
+        factor = torch.linalg.cholesky_ex(decomposable(bound**2 * (1 - 4 * eps) * identity - gram))
         return not bool(factor.info.any())
 
     def _follow(self, gram: Tensor) -> None:
         """Keep track of a norm that is below its bound: exactly, or by a few power steps."""
         if gram.shape[-1] <= SMALL or math.isnan(self.norm):
-            self.norm = float(torch.linalg.eigvalsh(gram).amax().clamp_min(0)) ** 0.5
+            self.norm = float(torch.linalg.eigvalsh(decomposable(gram)).amax().clamp_min(0)) ** 0.5
             self.is_exact = True
             return
         for _ in range(POWER_STEPS):
-            self.vectors = torch.linalg.qr(gram @ self.vectors).Q
+            self.vectors = tall_qr(gram @ self.vectors)[0]
         small = self.vectors.mT @ (gram @ self.vectors)
-        self.norm = float(torch.linalg.eigvalsh(small).amax().clamp_min(0)) ** 0.5
+        self.norm = float(torch.linalg.eigvalsh(decomposable(small)).amax().clamp_min(0)) ** 0.5
 
     def _strip(self, top: Tensor, chosen: Tensor, other: Tensor, wide: bool, bound: float) -> None:
         """Along the rank-one gradients of what was clipped."""
@@ -117,3 +119,8 @@ class DenseKeeper:
 
 def _gram(weight: Tensor, wide: bool) -> Tensor:
     return weight @ weight.mT if wide else weight.mT @ weight
+
+
+def _eigh(gram: Tensor) -> tuple[Tensor, Tensor]:
+    values, vectors = torch.linalg.eigh(decomposable(gram))
+    return values.to(gram.device), vectors.to(gram.device)

@@ -154,7 +154,7 @@ class ImageKeeper:
             values = torch.cat([values, self.bank @ point])
         moved = point.clone()
         active = (
-            project_(moved, DenseCuts(rows), (values - bound).double().cpu().numpy())
+            project_(moved, DenseCuts(rows), (values - bound).cpu().double().numpy())
             if len(rows)
             else None
         )

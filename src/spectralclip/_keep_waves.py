@@ -140,7 +140,7 @@ class WaveGroup:
     def _largest(self, weight: Tensor, rows: Tensor | None) -> Array:
         """The largest entry of each kernel, NaN if there is one."""
         scaled = weight if rows is None else weight * rows[:, :, None]
-        largest: Array = scaled.abs().amax((1, 2)).double().cpu().numpy()
+        largest: Array = scaled.abs().amax((1, 2)).cpu().double().numpy()
         return largest
 
     def _step(self, aims: Mapping[str, Aim], weight: Tensor, rows: Tensor | None) -> list[str]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._operator import LinearOperator
+from spectralclip._precision import sent
 from spectralclip._starts import random_rows
 from spectralclip._subspace import descending_eigh, small
 
@@ -151,7 +152,7 @@ class Search:
         recurrence = Recurrence(n, self.failure, eps)
         limit = min(n, STEPS, max(40, BASIS_ENTRIES // n))
         basis = torch.empty(limit, n, dtype=op.dtype, device=op.device)
-        row, ended = side.input_rows(start.to(op.dtype)), False
+        row, ended = side.input_rows(sent(start, op.device, op.dtype)), False
         for step in range(limit):
             beta = float(row.norm())
             basis[step] = row[0] / beta
@@ -176,7 +177,7 @@ class Search:
         """A Rayleigh quotient, in float64 where that can be had."""
         balanced, factor = self.double.balanced()
         side = self._side(balanced)
-        rounded = vector.to(side.dtype)
+        rounded = sent(vector, side.device, side.dtype)
         length, image = small(rounded).norm(), small(side.matvec(rounded)).norm()
         return float(image / length) / factor * (1 - slack(side.dtype))
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from spectralclip._affine import Shape
 from spectralclip._maps import ConvMap, read_positions
+from spectralclip._precision import on_host, wide
 
 
 def tap_gram(conv: ConvMap) -> Tensor:
@@ -61,10 +62,10 @@ class TapMetric:
         shape: Shape = tuple(conv.weight.shape)
         self._scale = torch.ones(shape[0], shape[1], dtype=torch.float64, device="cpu")
         if rows is not None:
-            self._scale *= rows.detach().double().cpu().square()[:, None]
+            self._scale *= on_host(rows).square()[:, None]
         if columns is not None:
             groups = shape[0] // (columns.numel() // shape[1])
-            each = columns.detach().double().cpu().square().reshape(-1, shape[1])
+            each = on_host(columns).square().reshape(-1, shape[1])
             self._scale *= each.repeat_interleave(groups, 0)
 
     @property
@@ -84,8 +85,8 @@ class TapMetric:
 
     def norm(self, weight: Tensor) -> float:
         """`||M(W)||_F`."""
-        wide = weight.double()
-        return math.sqrt(max(0.0, float(torch.sum(wide * self.apply(wide)))))
+        exact = wide(weight)
+        return math.sqrt(max(0.0, float(torch.sum(exact * self.apply(exact)))))
 
     def _on_taps(self, weights: Tensor, matrix: Tensor, scale: Tensor) -> Tensor:
         flat = weights.reshape(-1, *self._scale.shape, matrix.shape[0])

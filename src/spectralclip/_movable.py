@@ -29,6 +29,7 @@ from spectralclip._maps import (
 from spectralclip._metric import TapMetric
 from spectralclip._operator import LinearOperator
 from spectralclip._plan import Plan, weight_of, with_weight
+from spectralclip._precision import wide
 
 ESTIMATED_BEYOND, ESTIMATING_ROWS = 2048, 64
 
@@ -142,7 +143,7 @@ class ConvWeight(Steerable):
         return self.metric.norm(change)
 
     def distance(self, point: Tensor) -> float:
-        return self.metric.norm(point.double() - self.start.double())
+        return self.metric.norm(wide(point) - wide(self.start))
 
     def scaled(self, point: Tensor, factor: float) -> Tensor:
         return point * factor
@@ -191,7 +192,7 @@ class GenericWeights(Steerable):
         return gradients
 
     def length(self, change: Tensor) -> float:
-        return float(change.double().norm())
+        return float(wide(change).norm())
 
     def distance(self, point: Tensor) -> float:
         """By sending a basis of the smaller side through both layers; an estimate if it is long."""
@@ -285,7 +286,7 @@ class DirectWeight(Movable):
             copies = math.prod(map_.leading)
         else:
             copies = math.prod(map_.target.shape[1:])
-        change = torch.linalg.vector_norm(point - self.start, dtype=torch.float64)
+        change = wide(point - self.start).norm()
         return float(change) * math.sqrt(copies)
 
     def scaled(self, point: Tensor, factor: float) -> Tensor:

@@ -13,6 +13,7 @@ from spectralclip._affine import AffineFunction, Layer, as_shape, plain_numerics
 from spectralclip._check import require_affine
 from spectralclip._explicit import build_maps, known_affine
 from spectralclip._maps import AutogradMap, LinearMap, ScalarMap, TransposedMap
+from spectralclip._precision import full_precision, sent
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator as ScipyOperator
@@ -35,7 +36,7 @@ class LinearOperator:
         in_shape: Shape of one input.
         out_shape: Shape of one output.
         dtype: Of the computation: the parameters', at least float32.
-        device: Of the parameters.
+        device: Of the parameters; the CPU for float64 that their device lacks.
         name: The layer in a few words.
         maps: How `M` is applied to flat rows, stage by stage.
     """
@@ -131,7 +132,20 @@ class LinearOperator:
         if self._transposed:
             return self.adjoint().bilinear(v, u)
         outputs, inputs = self._pairs(u, v)
-        return bilinear(self._function, outputs, inputs, self._function.live_values())
+        function, live = self._function, self._function.live_values()
+        moving = {name: value for name, value in live.items() if value.requires_grad}
+        if not (moving and torch.is_grad_enabled()):
+            return bilinear(function, outputs, inputs, live)
+        # The gradient is taken here and now, at full precision: by the time that a user calls
+        # `backward`, settings such as TF32 are back.
+        leaves = {name: value.detach().requires_grad_() for name, value in moving.items()}
+        value = bilinear(function, outputs, inputs, {**live, **leaves})
+        gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+        result = value.detach()
+        for own, gradient in zip(moving.values(), gradients, strict=True):
+            if gradient is not None:
+                result = result + torch.sum(gradient * (own - own.detach()))
+        return result
 
     def adjoint(self) -> LinearOperator:
         """The operator `M^T`, from `out_shape` to `in_shape`."""
@@ -205,6 +219,7 @@ class LinearOperator:
 
     # --- on flat rows, in the layout that the layer likes; what the solvers work with ---
 
+    @full_precision()
     @torch.no_grad()
     def forward_rows(self, rows: Tensor) -> Tensor:
         """`M x` for each flat row x."""
@@ -214,6 +229,7 @@ class LinearOperator:
             layout = map_.target
         return rows
 
+    @full_precision()
     @torch.no_grad()
     def adjoint_rows(self, rows: Tensor) -> Tensor:
         """`M^T y` for each flat row y."""
@@ -223,6 +239,7 @@ class LinearOperator:
             layout = map_.source
         return rows
 
+    @full_precision()
     @torch.no_grad()
     def gram_rows(self, rows: Tensor) -> Tensor:
         """`M^T M x` for each flat row x."""
@@ -266,7 +283,7 @@ class LinearOperator:
                 f"{method} of {self.name} expects shape {shape}, or (k, *{shape}) for a batch, "
                 f"got {tuple(x.shape)}."
             )
-        x = x.detach().to(self.device, self.dtype)
+        x = sent(x.detach(), self.device, self.dtype)
         return (x[None] if single else x), single
 
     def _pairs(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -311,7 +328,8 @@ def as_operator(
             entry is the number of embeddings: its inputs are one-hot vectors.
         explicit: Use the explicit forms of known layers, which are faster. Without them
             everything goes through the layer's own forward and backward.
-        dtype: Precision for layers without parameters (default: torch's default).
+        dtype: Precision (default: the parameters', at least float32; torch's default without
+            any). Float64 that the parameters' device lacks is computed on the CPU.
         device: Device for layers without parameters (default: CPU).
 
     Returns:

@@ -23,6 +23,7 @@ from spectralclip._maps import (
     TransposedMap,
 )
 from spectralclip._operator import LinearOperator
+from spectralclip._precision import sent
 
 Move = Literal["first", "all"]
 NEXT_TO_NOTHING = 1e-4
@@ -179,7 +180,9 @@ def _merged_plan(
     ones = torch.ones_like
     if isinstance(core, DiagonalMap):
         # The parameter is gamma: the running variance belongs to the factors.
-        deviation = torch.sqrt(layer.running_var.to(core.factors) + layer.eps)
+        deviation = torch.sqrt(
+            sent(layer.running_var, core.factors.device, core.factors.dtype) + layer.eps
+        )
         scale = 1 / deviation
         for extra in (before, after):
             scale = scale if extra is None else scale * extra

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from spectralclip._cuts import CutSet
 from spectralclip._movable import ConvWeight, Steerable
+from spectralclip._precision import wide
 from spectralclip._qp import nonnegative_qp
 from spectralclip._ritz import Ritz, fresh_ritz, warmed_ritz
 from spectralclip._torus import clip_on_torus, torus_sides
@@ -109,7 +110,7 @@ def by_cuts(
         if float(ritz.S[0]) <= max_norm:
             look = fresh_ritz(op, look_steps, 2 * WIDTH, generator)
             spent += look.applications
-            moved = movable.length(point.double() - movable.start.double())
+            moved = movable.length(wide(point) - wide(movable.start))
             near = moved <= (1 + gap) * cuts.lower_bound
             if near and float(look.S[0]) <= max_norm:
                 return outcome(max(float(ritz.S[0]), float(look.S[0])), True)
@@ -170,7 +171,7 @@ def by_newton(
         gradients = movable.gradients(point, ritz.U[chosen], ritz.V[chosen])
         spent += len(chosen)
         directions = movable.solve(gradients).flatten(1)
-        gram = gradients.flatten(1).double() @ directions.double().T
+        gram = wide(gradients.flatten(1)) @ wide(directions).T
         multipliers = nonnegative_qp(gram, share * (ritz.S[above] - target))
         move = multipliers.to(directions) @ directions
         point = point - move.reshape(point.shape)

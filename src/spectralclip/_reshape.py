@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from spectralclip._affine import AffineFunction, Layer, plain_numerics, unchanged_rng
 from spectralclip._operator import LinearOperator, as_operator
+from spectralclip._precision import sent
 from spectralclip._svds import Spectrum
 from spectralclip._weight_metric import weight_metric
 
@@ -78,7 +79,7 @@ def set_spectrum_(
     op = _wide_operator(layer, in_shape)
     with unchanged_rng(op.device):
         _check_spectrum(op, spectrum)
-        change = _checked_values(op, spectrum, new_values) - spectrum.S.to(op.device, op.dtype)
+        change = _checked_values(op, spectrum, new_values) - sent(spectrum.S, op.device, op.dtype)
         function = AffineFunction(layer, in_shape, dtype=op.dtype)
         name = _moving_parameter(op, function)
         metric = weight_metric(function, name)
@@ -104,8 +105,6 @@ def set_spectrum_(
 def _wide_operator(layer: Layer, in_shape: Sequence[int]) -> LinearOperator:
     """In float64 where the layer can be evaluated so: the unmet part is a small difference."""
     op = as_operator(layer, in_shape)
-    if op.device.type == "mps":
-        return op
     try:
         return as_operator(layer, in_shape, dtype=torch.float64)
     except ValueError:  # a tensor that is no parameter or buffer keeps its precision
@@ -128,9 +127,9 @@ def _check_spectrum(op: LinearOperator, spectrum: Spectrum) -> None:
             )
         if not bool(torch.isfinite(tensor).all()):
             raise ValueError(f"spectrum.{name} holds NaN or infinite values: call svds again.")
-    S, residuals = (t.to(op.device, op.dtype) for t in (spectrum.S, spectrum.residuals))
+    S, residuals = (sent(t, op.device, op.dtype) for t in (spectrum.S, spectrum.residuals))
     for rows in _row_slices(op, k):
-        U = spectrum.U[rows].to(op.device, op.dtype).reshape(-1, op.shape[0])
+        U = sent(spectrum.U[rows], op.device, op.dtype).reshape(-1, op.shape[0])
         defects = op.matvec(spectrum.V[rows]).reshape(U.shape) - S[rows, None] * U
         if bool((defects.norm(dim=1) > 2 * residuals[rows] + 1e-3 * S.max()).any()):
             raise ValueError(
@@ -146,7 +145,7 @@ def _checked_values(
     new_values: Tensor | Sequence[float] | Callable[[Tensor], Tensor],
 ) -> Tensor:
     given = new_values(spectrum.S.clone()) if callable(new_values) else new_values
-    values = torch.as_tensor(given, device=op.device).detach()
+    values = torch.as_tensor(given).detach()
     if values.shape != spectrum.S.shape:
         raise ValueError(
             f"new_values must have one entry for each of the {spectrum.S.numel()} triplets, of "
@@ -156,7 +155,7 @@ def _checked_values(
         raise ValueError(
             f"new_values must be finite real numbers, none negative, got {values.tolist()}."
         )
-    return values.to(op.dtype)
+    return sent(values, op.device, op.dtype)
 
 
 def _moving_parameter(op: LinearOperator, function: AffineFunction) -> str:
@@ -193,9 +192,9 @@ def _row_slices(op: LinearOperator, count: int) -> list[slice]:
 
 def _pulled_back(op: LinearOperator, name: str, spectrum: Spectrum, change: Tensor) -> Tensor:
     """`A* E`."""
-    total = torch.zeros_like(op.parameters[name], dtype=op.dtype, requires_grad=False)
+    total = torch.zeros_like(op.function.values[name])
     for rows in _row_slices(op, change.numel()):
-        U = spectrum.U[rows].to(op.device, op.dtype)
+        U = sent(spectrum.U[rows], op.device, op.dtype)
         scaled = U * change[rows].reshape(-1, *[1] * (U.ndim - 1))
         total += op.pullback(scaled, spectrum.V[rows])[name]
     return total
@@ -203,5 +202,5 @@ def _pulled_back(op: LinearOperator, name: str, spectrum: Spectrum, change: Tens
 
 def _squared_norm(op: LinearOperator, spectrum: Spectrum, change: Tensor) -> float:
     """`||E||_F^2`, without taking it for granted that the vectors are orthonormal."""
-    U, V = (t.to(op.device, op.dtype).flatten(1) for t in (spectrum.U, spectrum.V))
+    U, V = (sent(t, op.device, op.dtype).flatten(1) for t in (spectrum.U, spectrum.V))
     return float(change @ ((U @ U.T) * (V @ V.T)) @ change)

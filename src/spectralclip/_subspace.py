@@ -9,19 +9,17 @@ import torch
 from torch import Tensor
 
 from spectralclip._operator import LinearOperator
+from spectralclip._precision import decomposable, on_host
 
 
 def small(matrix: Tensor) -> Tensor:
     """A small matrix in float64 on the CPU, where dense algebra is exact enough and cheap."""
-    return matrix.detach().to("cpu", torch.float64)
+    return on_host(matrix)
 
 
 def tall_qr(columns: Tensor) -> tuple[Tensor, Tensor]:
     """The reduced QR factors, on the CPU where the device has no QR."""
-    if columns.device.type != "mps":
-        Q, R = torch.linalg.qr(columns)
-        return Q, R
-    Q, R = torch.linalg.qr(columns.cpu())
+    Q, R = torch.linalg.qr(decomposable(columns))
     return Q.to(columns.device), R.to(columns.device)
 
 

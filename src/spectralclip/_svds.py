@@ -16,6 +16,7 @@ from spectralclip._affine import Layer, plain_numerics
 from spectralclip._blocks import block_form
 from spectralclip._exact import DENSE_LIMIT, Exact, dense_values, require_dense
 from spectralclip._operator import LinearOperator, as_operator
+from spectralclip._precision import sent
 from spectralclip._solvers import Lanczos, Solver, Triplets
 
 # What a Lanczos run costs beyond applying the layer, in multiplications.
@@ -230,7 +231,7 @@ def _start_rows(op: LinearOperator, v0: Tensor | None) -> Tensor | None:
         )
     if not bool(torch.isfinite(batch).all()):
         raise ValueError("v0 holds NaN or infinite values.")
-    return op.input_rows(batch.detach().to(op.device, op.dtype))
+    return op.input_rows(sent(batch.detach(), op.device, op.dtype))
 
 
 def _spectrum(op: LinearOperator, found: Triplets) -> Spectrum:

@@ -25,6 +25,7 @@ from spectralclip._affine import Shape
 from spectralclip._fourier import folded_frequencies, tap_waves
 from spectralclip._maps import ConvMap
 from spectralclip._metric import tap_gram
+from spectralclip._precision import decomposable
 
 RHO = 12.0
 RELAXATION = 1.7
@@ -76,7 +77,7 @@ def excess(symbols: Tensor, max_norm: float) -> Tensor:
     """What the symbols have above the bound: zero where all singular values are below."""
     wide = symbols.shape[-2] < symbols.shape[-1]
     gram = symbols @ symbols.mH if wide else symbols.mH @ symbols
-    squares, vectors = torch.linalg.eigh(gram)
+    squares, vectors = (part.to(gram.device) for part in torch.linalg.eigh(decomposable(gram)))
     values = squares.clamp_min(0).sqrt()
     share = torch.where(values > max_norm, 1 - max_norm / values.clamp_min(1e-30), 0.0)
     most = int((share > 0).sum(-1).max())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._operator import LinearOperator
-from spectralclip._subspace import descending_eigh, small
+from spectralclip._subspace import descending_eigh, small, tall_qr
 
 
 @final
@@ -108,5 +108,4 @@ def _ritz(gram: Tensor, squares: Tensor, count: int, floor: float) -> tuple[Tens
 
 
 def _orthonormal(rows: Tensor) -> Tensor:
-    orthonormal: Tensor = torch.linalg.qr(rows.T).Q.T.contiguous()
-    return orthonormal
+    return tall_qr(rows.T)[0].T.contiguous()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 from torch.optim import Optimizer
 
+from spectralclip._affine import plain_numerics
 from spectralclip._attachment import LIVE, Attachment, Schedule
 from spectralclip._clip_model import Targets, layer_targets
 from spectralclip._forward_pass import unwrapped
@@ -16,6 +17,7 @@ from spectralclip._method import Method, warn
 from spectralclip._optimizers import Optimizers, checked_optimizers, evaluates_other_weights
 
 
+@plain_numerics()
 def attach(
     method: Method,
     model: nn.Module,

@@ -30,6 +30,7 @@ from torch import Tensor
 from spectralclip._affine import Shape
 from spectralclip._complex_ritz import ritz_coefficients
 from spectralclip._fourier import folded_frequencies
+from spectralclip._precision import on_host
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -180,7 +181,7 @@ def waves_on(amplitudes: Tensor, frequency: Tensor, taps: Taps, places: Sequence
     rests = [tuple(rest) for rest in (grid - steps * stride).int().tolist()]
     known = {rest: taps.of_remainder(rest) for rest in set(rests)}
     tap = torch.tensor([known[rest] for rest in rests])
-    frequency = frequency.double().cpu()
+    frequency = on_host(frequency)
     turns = (steps - taps.steps[tap.clamp_min(0)]) @ frequency
     phases = torch.polar((tap >= 0).double(), turns).to(amplitudes)
     image = amplitudes[:, tap.clamp_min(0).to(amplitudes.device)] * phases
@@ -323,7 +324,7 @@ class WaveTracker:
         if rows is not None:
             images = images * rows[:, None, None]
         flat = v.reshape(B, F, 2 * k, -1)
-        grams = torch.stack((flat @ flat.mT, images @ images.mT)).double().cpu().numpy()
+        grams = torch.stack((flat @ flat.mT, images @ images.mT)).cpu().double().numpy()
         values, mix = ritz_coefficients(grams[0], grams[1])
         before = np.sqrt(grams[0, :, :, 0, 0] + grams[0, :, :, 1, 1])
         mixing = torch.from_numpy(mix).to(self._like)
@@ -403,7 +404,7 @@ class WaveTracker:
         first = pulled[:, :, 0]  # (B, F, 2, c_in, T)
         stacked = first.flatten(2, 3)
         crossed = first[:, :, 0].mT @ first[:, :, 1]
-        both = torch.stack((stacked.mT @ stacked, crossed)).double().cpu().numpy()
+        both = torch.stack((stacked.mT @ stacked, crossed)).cpu().double().numpy()
         inner = both[0] + 1j * (np.swapaxes(both[1], -1, -2) - both[1])  # <z_t', z_t>
         turn = np.exp(-1j * (frequencies @ self._steps.T))
         products = turn[..., :, None] * inner * turn.conj()[..., None, :] * self._together

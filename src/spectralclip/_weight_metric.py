@@ -26,6 +26,7 @@ from spectralclip._maps import (
 )
 from spectralclip._metric import TapMetric
 from spectralclip._operator import as_operator
+from spectralclip._precision import sent
 
 LARGEST_PROBED = 4096
 _ITERATIONS = 200
@@ -126,7 +127,9 @@ def _diagonal(
     if isinstance(own, DiagonalMap) and isinstance(layer, nn.modules.batchnorm._BatchNorm):
         assert layer.running_var is not None
         positions = math.prod(own.source.shape[1:])
-        scale = positions / (layer.running_var.to(own.factors) + layer.eps)
+        scale = positions / (
+            sent(layer.running_var, own.factors.device, own.factors.dtype) + layer.eps
+        )
         for factors in before + after:
             scale = scale * factors.square()
         return DiagonalMetric(scale)

@@ -17,6 +17,7 @@ from spectralclip._bounds import Interval, norm_bounds
 from spectralclip._explicit import is_plain
 from spectralclip._fsdp import unhooked
 from spectralclip._operator import LinearOperator, as_operator
+from spectralclip._precision import wide
 from spectralclip._svds import svds
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
@@ -182,7 +183,7 @@ def _kernel(module: nn.Module) -> Tensor | None:
 
 
 def _matrix_norm(matrix: Tensor) -> float:
-    matrix = matrix if matrix.device.type == "mps" else matrix.double()
+    matrix = wide(matrix)
     if min(matrix.shape) <= _LARGEST_GRAM:
         scale = float(matrix.abs().max()) or 1.0  # squares are to stay in range
         small = matrix / scale if matrix.shape[0] <= matrix.shape[1] else matrix.T / scale

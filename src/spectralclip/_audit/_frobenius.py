@@ -24,6 +24,7 @@ from spectralclip._maps import (
 )
 from spectralclip._metric import tap_gram
 from spectralclip._operator import LinearOperator
+from spectralclip._precision import decomposable, on_host
 
 LARGEST_SIDE = 1024  # of the smaller one, up to which every basis vector is sent through
 SAMPLES = 64
@@ -67,18 +68,13 @@ def _square_of(map_: LinearMap) -> float | None:
         return map_.source.size / map_.factors.numel() * _sum_of_squares(map_.factors)
     if isinstance(map_, ConvMap):
         gram = tap_gram(map_)
-        taps = map_.weight.detach().to("cpu", torch.float64).reshape(-1, gram.shape[0])
+        taps = on_host(map_.weight).reshape(-1, gram.shape[0])
         return max(0.0, float(torch.sum((taps @ gram) * taps)))
     return None
 
 
 def _sum_of_squares(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x.detach(), dtype=_wide(x))) ** 2
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    """Float64 where the device has it."""
-    return x.dtype if x.device.type == "mps" else torch.float64
+    return float(torch.linalg.vector_norm(decomposable(x.detach()), dtype=torch.float64)) ** 2
 
 
 def _square(op: LinearOperator, rows: Tensor) -> float:

@@ -88,12 +88,12 @@ class Norms:
         what is not the same as for zeros names the entry that it copies.
         """
         base = self._flow.nodes[source]
-        replay = Replay(base, [self._alone(node, source)]).to("cpu", torch.float64)
+        replay = Replay(base, [self._alone(node, source)]).cpu().double()
         size = math.prod(base.shape)
         try:
             with torch.no_grad():
-                zeros = torch.zeros(size, dtype=torch.float64)
-                places = torch.arange(1.0, size + 1, dtype=torch.float64)
+                zeros = torch.zeros(size, dtype=torch.float64, device="cpu")
+                places = torch.arange(1.0, size + 1, dtype=torch.float64, device="cpu")
                 still, named = (replay(x.reshape(1, *base.shape)) for x in (zeros, places))
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise NoBoundError(str(error)) from error

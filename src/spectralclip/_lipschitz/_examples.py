@@ -13,6 +13,7 @@ from spectralclip._forward_pass import left_as_it_was
 from spectralclip._graph import tensors_in
 from spectralclip._lipschitz._hidden import hides_tensors
 from spectralclip._lipschitz._state import as_in_evaluation, weights_kept
+from spectralclip._precision import wide
 
 Call: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
 """What a model is called with."""
@@ -93,7 +94,7 @@ def _moved(whole: Call) -> Call:
     def moved(x: Tensor) -> Tensor:
         if not x.is_floating_point():
             return x
-        size = float(x.double().square().mean().sqrt()) if x.numel() else 0.0
+        size = float(wide(x).square().mean().sqrt()) if x.numel() else 0.0
         noise = torch.randn(x.shape, generator=generator, device="cpu").to(x)
         return x.detach() + (size or 1.0) * noise
 
@@ -112,4 +113,4 @@ def outputs(model: nn.Module, call: Call) -> list[Tensor]:
 def _close(first: Tensor, second: Tensor) -> bool:
     """Whether two outputs are the same, as far as the order of sums allows."""
     size = float(second.abs().max()) if second.numel() else 0.0
-    return bool(torch.allclose(first.double(), second.double(), rtol=0, atol=1e-3 * size + 1e-30))
+    return bool(torch.allclose(wide(first), wide(second), rtol=0, atol=1e-3 * size + 1e-30))

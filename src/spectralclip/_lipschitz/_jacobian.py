@@ -34,6 +34,7 @@ from spectralclip._layers import ExampleInputs, _arguments
 from spectralclip._lipschitz._state import as_in_evaluation
 from spectralclip._maps import ExplicitMap, Layout
 from spectralclip._operator import LinearOperator
+from spectralclip._precision import wide
 from spectralclip._solvers import Lanczos, Solver
 from spectralclip._svds import svds
 
@@ -311,7 +312,7 @@ class _JacobianMap(ExplicitMap):
 
 
 def _nudged(x: Tensor, generator: torch.Generator) -> Tensor:
-    size = float(x.double().square().mean().sqrt()) if x.numel() else 0.0
+    size = float(wide(x).square().mean().sqrt()) if x.numel() else 0.0
     noise = torch.randn(x.shape, generator=generator, device="cpu").to(x)
     return x + _NUDGE * (size or 1.0) * noise
 

@@ -11,6 +11,7 @@ from spectralclip._affine import Shape
 from spectralclip._lipschitz._chain_norms import Norms
 from spectralclip._lipschitz._flow import Flow, Node
 from spectralclip._lipschitz._rules import Rule, by_factor, only
+from spectralclip._precision import wide
 
 
 def norm_factor(node: Node, source: Shape) -> float:
@@ -53,8 +54,8 @@ def batch_norm(node: Node, flow: Flow, norms: Norms) -> Rule:
     variance = node.argument("running_var")
     if node.argument("training", False) or not isinstance(variance, Tensor):
         return by_factor(statistics_factor)(node, flow, norms)
-    scale, weight = torch.rsqrt(variance.double() + eps_of(node)), node.argument("weight")
-    scale = scale if weight is None else scale * weight.double()
+    scale, weight = torch.rsqrt(wide(variance) + eps_of(node)), node.argument("weight")
+    scale = scale if weight is None else scale * wide(weight)
     factor = float(scale.abs().max()) if scale.numel() else 0.0
     if not math.isfinite(factor):
         return Rule(reason="its running variance and eps leave nothing to divide by")

@@ -29,6 +29,7 @@ from spectralclip._lipschitz._reasons import (
     SEVERAL,
     UNKNOWN,
 )
+from spectralclip._precision import wide
 
 
 @final
@@ -141,8 +142,7 @@ def scaled(node: Node, flow: Flow, norms: Norms) -> Rule:
         return Rule(reason=PRODUCT)
     source = node.inputs[0]
     others = (node.argument("self"), node.argument("other"))
-    constant = torch.as_tensor(next(other for other in others if not isinstance(other, Ref)))
-    constant = constant.detach().to(torch.float64 if not constant.is_complex() else constant.dtype)
+    constant = wide(torch.as_tensor(next(o for o in others if not isinstance(o, Ref))))
     constant = 1 / constant if divides else constant
     shape = flow.nodes[source].shape
     squares = constant.abs().square().expand(node.shape)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from spectralclip._affine import NotAffineError, describe
 from spectralclip._explicit import is_plain
 from spectralclip._layers import FoundLayer
+from spectralclip._precision import wide
 from spectralclip._slots import CONVS, TRANSPOSED, BatchNorm
 
 DENSE = (nn.Linear,)
@@ -122,11 +123,12 @@ def reshaped_kernel(module: nn.Module, weight: Tensor | None = None) -> Tensor:
 def matrix_norm(matrix: Tensor) -> float:
     """The largest singular value of a matrix, from the Gram matrix of its smaller side.
 
-    In double precision where the device has it: so it is right to the last digits of the matrix.
+    In double precision: so it is right to the last digits of the matrix.
     NaN if it is not finite. Of a batch of matrices, the largest of all.
     """
     if not bool(torch.isfinite(matrix).all()):
         return math.nan
-    wide = matrix if matrix.device.type == "mps" else matrix.double()
-    gram = wide @ wide.mT if wide.shape[-2] <= wide.shape[-1] else wide.mT @ wide
+    exact = wide(matrix)
+    tall = exact.shape[-2] > exact.shape[-1]
+    gram = exact.mT @ exact if tall else exact @ exact.mT
     return float(torch.linalg.eigvalsh(gram)[..., -1].max().clamp_min(0).sqrt())
