@@ -17,7 +17,6 @@ from spectralclip._triplets import (
     Triplets,
     assembled,
     finish,
-    is_zero,
     margin,
     rounding_errors,
 )
@@ -83,12 +82,14 @@ class Exact(Solver):
         left = op.output_rows(U.reshape(k, *op.out_shape).to(op.device, op.dtype))
         right = op.input_rows(V.reshape(k, *op.in_shape).to(op.device, op.dtype))
         residuals = (U @ matrix - S[:, None] * V).norm(dim=1)
+        eps = accuracy.eps
         errors = 2 * margin(op) * S + ROUNDING * torch.finfo(S.dtype).eps * S[0]
         if len(op.maps) > 1 or isinstance(op.maps[0], AutogradMap):
             # The entries are rounded sums of products, and so is each further application.
             overlaps = small(op.adjoint_rows(left) @ right.T) - torch.diag(S)
             errors, spent = rounding_errors(op, S, overlaps), spent + k
-        accurate = (errors <= accuracy.tol * S) | is_zero(S, errors, accuracy.eps)
+        zero = (errors >= S) & (errors <= ROUNDING * eps * S[0])
+        accurate = (errors <= accuracy.tol * S) | zero
         spent += min(m, n)
         return assembled(op, S, left, right, residuals, errors, accurate, spent)
 

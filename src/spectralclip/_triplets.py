@@ -138,15 +138,24 @@ def _judged(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Residuals, errors, and which values are accurate, for `M v = s u` and `back = M^T u`."""
     defects = back - S[:, None] * V
-    residuals = defects.norm(dim=1)
-    noise = rounding_errors(op, S, defects @ V.T)
+    residuals, overlaps = defects.norm(dim=1), defects @ V.T
+    noise = rounding_errors(op, S, overlaps)
     accepted = accuracy.accepts(S, residuals, beside, float(S[0]))
     allowed, floor = accuracy.tol * S, ROUNDING * accuracy.eps * S[0]
+    # Rounding points anywhere, while what the iteration has missed lies outside of V.
+    rounding = accuracy.eps * S[0] + 4 * V.shape[1] ** 0.5 * spread(overlaps)
+    blurred = torch.maximum(residuals, noise)
+    zero = (blurred >= S) & (residuals <= torch.clamp(rounding, max=floor))
     # A residual says that some value is near; that it is the one of this rank, the stopping rule,
     # which does not look below the floor.
-    within = torch.where(accepted, allowed, torch.where(floor >= S, floor, residuals))
-    errors = torch.stack([within, torch.where(accepted, noise, residuals), noise]).amax(0)
-    return residuals, errors, (accepted & (noise <= allowed)) | is_zero(S, errors, accuracy.eps)
+    unknown = torch.where(floor >= S, torch.clamp(blurred, min=floor), blurred)
+    errors = torch.where(accepted, torch.maximum(allowed, noise), unknown)
+    return residuals, errors, (accepted & (noise <= allowed)) | zero
+
+
+def spread(overlaps: Tensor) -> Tensor:
+    """The root of the mean square of each row."""
+    return overlaps.square().mean(dim=1).sqrt()
 
 
 def rounding_errors(op: LinearOperator, S: Tensor, overlaps: Tensor) -> Tensor:
@@ -155,11 +164,6 @@ def rounding_errors(op: LinearOperator, S: Tensor, overlaps: Tensor) -> Tensor:
     After a Rayleigh-Ritz step these vanish but for the rounding of the applications, of which
     each is a sample; that with j = i is what moves `s_i` at first order.
     """
-    spread = overlaps.square().mean(dim=1).sqrt()
     small_algebra = 4 * torch.finfo(S.dtype).eps * S[0]
-    return 2 * margin(op) * S + small_algebra + 4 * spread + 2 * overlaps.diagonal().abs()
-
-
-def is_zero(S: Tensor, errors: Tensor, eps: float) -> Tensor:
-    """Which values cannot be told from zero, though the iteration is down at rounding."""
-    return (errors >= S) & (errors <= ROUNDING * eps * S[0])
+    sampled = 4 * spread(overlaps) + 2 * overlaps.diagonal().abs()
+    return 2 * margin(op) * S + small_algebra + sampled
