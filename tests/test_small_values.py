@@ -134,24 +134,31 @@ SOLVERS: dict[str, Any] = {
 }
 
 
-def sweep(name: str, dtype: torch.dtype, solver: str, m: int, n: int, seed: int) -> None:
+def sweep(
+    name: str,
+    dtype: torch.dtype,
+    solver: str,
+    m: int,
+    n: int,
+    seed: int,
+    requests: tuple[tuple[int, float], ...],
+) -> None:
     layer, of_product = factored(SPECTRA[name], m, n, dtype, seed)
     dense = nn.Linear(n, m, bias=False, dtype=dtype)
     with_weight(dense, sc.as_operator(layer, n, dtype=dtype).to_dense())
     of_matrix = np.linalg.svd(dense.weight.detach().double().numpy(), compute_uv=False)
     for one, expected in ((layer, of_product), (dense, of_matrix)):
         op = sc.as_operator(one, n, dtype=dtype)
-        for k in (1, 8, 25):
-            for tol in (1e-3, 1e-6):
-                found = svds(op, n, k, tol=tol, solver=SOLVERS[solver])
-                if solver != "power-qr" or found.converged:
-                    assert_honest(found, expected[:k], tol)
+        for k, tol in requests:
+            found = svds(op, n, k, tol=tol, solver=SOLVERS[solver])
+            if solver != "power-qr" or found.converged:
+                assert_honest(found, expected[:k], tol)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("name", ["geometric-4", "clusters", "deficient", "zero"])
 def test_claims_hold(name: str, solver: str) -> None:
-    sweep(name, torch.float32, solver, 120, 90, 0)
+    sweep(name, torch.float32, solver, 120, 90, 0, ((8, 1e-3),))
 
 
 @pytest.mark.slow
@@ -163,7 +170,8 @@ def test_claims_hold(name: str, solver: str) -> None:
 def test_claims_hold_for_every_spectrum(
     name: str, solver: str, dtype: torch.dtype, shape: tuple[int, int], seed: int
 ) -> None:
-    sweep(name, dtype, solver, *shape, seed)
+    requests = tuple((k, tol) for k in (1, 8, 25) for tol in (1e-3, 1e-6))
+    sweep(name, dtype, solver, *shape, seed, requests)
 
 
 def test_half_precision_is_as_honest() -> None:
@@ -181,7 +189,7 @@ def test_many_values_to_an_odd_tolerance() -> None:
     layer = nn.Conv2d(6, 6, 3, padding=1)
     matrix = sc.as_operator(layer, (6, 12, 12), dtype=torch.float64).to_dense().numpy()
     expected = np.linalg.svd(matrix, compute_uv=False)[:50]
-    for seed in range(3):
+    for seed in range(2):
         generator = torch.Generator().manual_seed(seed)
         found = svds(layer, (6, 12, 12), 50, tol=8.6e-4, solver=Lanczos(), generator=generator)
         assert found.converged
