@@ -169,13 +169,13 @@ class AffineFunction:
     def __init__(
         self,
         layer: Layer,
-        in_shape: Sequence[int],
+        in_shape: Sequence[int] | int | None,
         *,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         self.name = describe(layer)
-        self.in_shape = _checked_shape(in_shape, self.name)
+        self.in_shape = input_shape(layer, in_shape)
         self.parameters: dict[str, Tensor] = {}
         tensors: dict[str, Tensor] = {}
         names_by_identity: dict[int, str] = {}
@@ -277,7 +277,7 @@ class AffineFunction:
         x = torch.randn(1, *self.in_shape, generator=generator, device="cpu")
         x = (x / x.norm()).to(self.device, self.dtype)
         offset = float(self.at_zero.abs().max())
-        for power in (0, 20, 40, 60, 80):
+        for power in (0, 20, 40, 60, 80, 100, 120):
             gain = 2.0**power
             linear = float((self(gain * x) - self.at_zero).abs().max()) / gain
             if offset == 0 or 0 < offset < linear * gain < math.inf:
@@ -308,7 +308,18 @@ def as_shape(in_shape: Sequence[int] | int) -> tuple[int, ...]:
     return tuple(operator.index(size) for size in sizes)
 
 
-def _checked_shape(in_shape: Sequence[int], name: str) -> tuple[int, ...]:
+def input_shape(layer: Layer, in_shape: Sequence[int] | int | None) -> tuple[int, ...]:
+    """The shape of one input, checked; where it is None, as the layer itself knows it."""
+    name = describe(layer)
+    if in_shape is None:
+        known = known_shape(layer)
+        if known is None:
+            raise ValueError(
+                f"{name} does not say what its inputs look like, as nn.Linear and compositions "
+                "that begin with one do: give in_shape, the shape of one input without the batch "
+                "dimension, such as (3, 32, 32)."
+            )
+        return known
     try:
         shape = as_shape(in_shape)
     except TypeError as error:
@@ -322,6 +333,20 @@ def _checked_shape(in_shape: Sequence[int], name: str) -> tuple[int, ...]:
             "it is the shape of one input, without the batch dimension, such as (3, 32, 32)."
         )
     return shape
+
+
+def known_shape(layer: Layer) -> tuple[int, ...] | None:
+    """The shape of one input where the layer, or the first of a composition, fixes it.
+
+    A dense layer takes vectors of one length, and an embedding one-hot vectors. (Both work at
+    further leading positions too, each with the same spectrum, repeated.)
+    """
+    first = next((part for _, part in _flatten(layer)), None)
+    if isinstance(first, nn.Linear) and first.in_features > 0:
+        return (first.in_features,)
+    if isinstance(first, nn.Embedding):
+        return (first.num_embeddings,)
+    return None
 
 
 def _check_tensors(

@@ -81,7 +81,10 @@ class ListedBlocks(BlockForm):
             block, rank = divmod(position, values.shape[1])
             if block not in decomposed:
                 matrix = self.blocks(torch.tensor([block], device="cpu"))[0]
-                decomposed[block] = torch.linalg.svd(matrix, full_matrices=False)[2]
+                # In float32, vectors of values below 1e-3 of the largest would be too inexact.
+                exact = matrix.to(torch.promote_types(matrix.dtype, torch.float64))
+                vectors = torch.linalg.svd(exact, full_matrices=False)[2]
+                decomposed[block] = vectors.to(matrix.dtype)
             rows.append(self.right_rows(block, decomposed[block][rank].conj(), k))
             found += int(self.copies[block])
             if found >= k:

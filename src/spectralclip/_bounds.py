@@ -24,7 +24,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from spectralclip._affine import Layer, Shape, describe, plain_numerics
+from spectralclip._affine import Layer, Shape, describe, known_shape, plain_numerics
 from spectralclip._block_norms import (
     convolution,
     embedding_norm,
@@ -84,7 +84,7 @@ class Interval:
 @plain_numerics()
 def norm_bounds(
     layer: Layer | LinearOperator,
-    in_shape: Sequence[int] | None,
+    in_shape: Sequence[int] | int | None = None,
     *,
     rtol: float = 0.01,
     failure: float = 1e-6,
@@ -96,10 +96,11 @@ def norm_bounds(
     Args:
         layer: A module, a sequence of modules (their composition), an affine callable, or
             what `as_operator` made of one.
-        in_shape: Shape of one input, without the batch dimension. None asks for a bound that
-            holds at every input size: for dense layers, batch norms, and convolutions with
-            zero or circular padding, alone or with batch norms around them. The interval then
-            holds the supremum over all sizes.
+        in_shape: Shape of one input, without the batch dimension. May be left out where the layer
+            knows it (`nn.Linear`, compositions that begin with one, an operator). Elsewhere
+            None asks for a bound that holds at every input size: for batch norms, and
+            convolutions with zero or circular padding, alone or with batch norms around them.
+            The interval then holds the supremum over all sizes.
         rtol: Relative width to stop at. A wider interval is returned where this one is out of
             reach; it holds all the same.
         failure: Accepted probability that a probabilistic upper end is too small.
@@ -122,7 +123,10 @@ def norm_bounds(
     """
     _check_request(rtol, failure)
     if in_shape is None:
-        return _every_size(layer, rtol)
+        known = layer.in_shape if isinstance(layer, LinearOperator) else known_shape(layer)
+        if known is None:
+            return _every_size(layer, rtol)
+        in_shape = known
     double, op = _precisions(layer, in_shape)
     for candidate in (double, op):
         blocks = listed_blocks(candidate)
@@ -151,7 +155,7 @@ def _check_request(rtol: float, failure: float) -> None:
 
 
 def _precisions(
-    layer: Layer | LinearOperator, in_shape: Sequence[int]
+    layer: Layer | LinearOperator, in_shape: Sequence[int] | int
 ) -> tuple[LinearOperator, LinearOperator]:
     """The operator in float64 where it can be had, and in the layer's own precision."""
     op = as_operator(layer, in_shape)

@@ -20,7 +20,7 @@ from spectralclip._affine import (
 
 def check_affine(
     layer: Layer,
-    in_shape: Sequence[int],
+    in_shape: Sequence[int] | int | None = None,
     *,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
@@ -33,7 +33,8 @@ def check_affine(
 
     Args:
         layer: A module, an affine callable, or a sequence of them.
-        in_shape: Shape of one input, without the batch dimension.
+        in_shape: Shape of one input, without the batch dimension; may be left out where the
+            layer knows it (`nn.Linear`).
         dtype: For layers without parameters: the precision to test in.
         device: For layers without parameters: where to test.
 

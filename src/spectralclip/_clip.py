@@ -11,7 +11,13 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from spectralclip._affine import HALF_PRECISION, AffineFunction, Layer, plain_numerics
+from spectralclip._affine import (
+    HALF_PRECISION,
+    AffineFunction,
+    Layer,
+    input_shape,
+    plain_numerics,
+)
 from spectralclip._blocks import WindowBlocks
 from spectralclip._bounds import norm_bounds
 from spectralclip._maps import ConvMap, TransposedMap
@@ -23,6 +29,7 @@ from spectralclip._movable import (
     Steerable,
     generic_operator,
 )
+from spectralclip._numbers import positive_number
 from spectralclip._operator import LinearOperator, as_operator
 from spectralclip._plan import Move, moving_names, plan
 from spectralclip._project import Projected, backed_up, by_cuts, by_newton, by_torus
@@ -71,7 +78,7 @@ class ClipResult:
 def clip_(
     layer: Layer,
     max_norm: float,
-    in_shape: Sequence[int],
+    in_shape: Sequence[int] | int | None = None,
     *,
     tol: float = 1e-3,
     exact: bool = False,
@@ -90,7 +97,8 @@ def clip_(
         layer: A module, a sequence of modules (their composition), or an affine callable
             object with parameters.
         max_norm: The bound c.
-        in_shape: Shape of one input, without the batch dimension.
+        in_shape: Shape of one input, without the batch dimension; may be left out where the
+            layer knows it: `nn.Linear`, and compositions that begin with one.
         tol: The norm reached is at most `(1 + tol) * max_norm`, and usually much closer.
         exact: Carry the projection on until its distance is within half a percent of the
             smallest possible one, by cutting planes; for dense layers, convolutions and batch
@@ -116,7 +124,8 @@ def clip_(
         >>> result.converged, bool(spectral_norm(conv, (8, 12, 12)) < 0.5005)
         (True, True)
     """
-    _check_request(layer, max_norm, tol, certify, move)
+    max_norm = _checked_request(layer, max_norm, tol, certify, move)
+    in_shape = input_shape(layer, in_shape)
     generator = torch.Generator("cpu").manual_seed(0) if generator is None else generator
     job = _Clipping(layer, in_shape, max_norm, certify, move, generator)
     job.require_clippable(exact)
@@ -295,17 +304,20 @@ class _Clipping:
         return all(p.dtype not in HALF_PRECISION for p in self.function.parameters.values())
 
 
-def _check_request(layer: object, max_norm: float, tol: float, certify: object, move: str) -> None:
+def _checked_request(
+    layer: object, max_norm: object, tol: float, certify: object, move: str
+) -> float:
+    """The bound as a number, where the request makes sense."""
     if isinstance(layer, LinearOperator):
         raise TypeError("clip_ changes a layer's parameters: give the layer, not its operator.")
-    if not isinstance(max_norm, (int, float)) or not (math.isfinite(max_norm) and max_norm > 0):
-        raise ValueError(f"max_norm must be a positive number, got {max_norm!r}.")
+    bound = positive_number(max_norm, "max_norm")
     if not isinstance(tol, (int, float)) or not 0 < tol <= 0.1:
         raise ValueError(f"tol must be a number between 0 and 0.1, got {tol!r}.")
     if certify not in (False, True, "deterministic"):
         raise ValueError(f'certify must be False, True or "deterministic", got {certify!r}.')
     if move not in ("first", "all"):
         raise ValueError(f'move must be "first" or "all", got {move!r}.')
+    return bound
 
 
 def _movable(op: LinearOperator, function: AffineFunction, move: Move, unit: float) -> Movable:

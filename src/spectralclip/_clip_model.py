@@ -14,6 +14,7 @@ from torch import nn
 from spectralclip._affine import Shape
 from spectralclip._clip import ClipResult, clip_
 from spectralclip._layers import Compose, ExampleInputs, FoundLayer, Pairs, find_layers
+from spectralclip._numbers import positive_number
 from spectralclip._plan import Move
 from spectralclip._svds import spectral_norm
 
@@ -155,11 +156,15 @@ def layer_targets(layers: Mapping[str, FoundLayer], max_norm: Targets) -> dict[s
                 f"{list(layers)}. With compose=True a layer and the batch norm behind it have one "
                 "name together; skipped_layers says what was left out, and why."
             )
-        return {name: max_norm[name] for name in layers if name in max_norm}
-    if callable(max_norm):
+        given = {name: max_norm[name] for name in layers if name in max_norm}
+    elif callable(max_norm):
         wished = {name: max_norm(name, layer) for name, layer in layers.items()}
-        return {name: bound for name, bound in wished.items() if bound is not None}
-    return dict.fromkeys(layers, max_norm)
+        given = {name: bound for name, bound in wished.items() if bound is not None}
+    else:
+        return dict.fromkeys(layers, positive_number(max_norm, "max_norm"))
+    return {
+        name: positive_number(bound, f"max_norm of layer {name!r}") for name, bound in given.items()
+    }
 
 
 def _is_entangled(layer: FoundLayer) -> bool:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 from torch import Tensor
 
 from spectralclip._blocks import block_form
+from spectralclip._maps import AutogradMap
 from spectralclip._operator import LinearOperator
 from spectralclip._precision import on_host
-from spectralclip._solvers import Solver, Triplets, finish
-from spectralclip._subspace import orthonormal_rows
+from spectralclip._solvers import Solver
+from spectralclip._subspace import ROUNDING, Accuracy, orthonormal_rows, small
+from spectralclip._triplets import (
+    Triplets,
+    assembled,
+    finish,
+    margin,
+    rounding_errors,
+)
 
 # Entries of a dense matrix that is still formed: 1 GiB in float64.
 DENSE_LIMIT = 2**27
@@ -28,6 +36,12 @@ def require_dense(op: LinearOperator, remedy: str) -> None:
         )
 
 
+_ADVICE = (
+    "The smallest values are lost in rounding (see errors). Ask for fewer, loosen tol, or convert "
+    "the layer to float64."
+)
+
+
 @final
 @dataclass(frozen=True)
 class Exact(Solver):
@@ -41,26 +55,44 @@ class Exact(Solver):
         self, op: LinearOperator, k: int, tol: float, v0: Tensor | None, generator: torch.Generator
     ) -> Triplets:
         """Decompose directly."""
-        form = block_form(op)
-        if form is not None and form.value_count >= k:
-            rows = form.leading_rows(k).to(op.device, op.dtype)
-            found = finish(op, orthonormal_rows(rows, rows[:0]), True, 0)
-            if found.S.shape[0] >= k:
-                return found.first(k)
-        require_dense(op, "Use solver=Lanczos().")
-        return self._dense(op, k)
+        eps = torch.finfo(op.dtype).eps
+        accuracy = Accuracy(max(tol, ROUNDING * eps), eps)
+        found = self._from_blocks(op, k, accuracy)
+        m, n = op.shape
+        if found is None or (not found.converged and m * n <= DENSE_LIMIT):
+            # Vectors in float32 leave residuals that hide small values; the matrix does not.
+            require_dense(op, "Use solver=Lanczos().")
+            found = self._dense(op, k, accuracy, 0 if found is None else found.applications)
+        return found if found.converged else replace(found, advice=_ADVICE)
 
     @staticmethod
-    def _dense(op: LinearOperator, k: int) -> Triplets:
+    def _from_blocks(op: LinearOperator, k: int, accuracy: Accuracy) -> Triplets | None:
+        form = block_form(op)
+        if form is None or form.value_count < k:
+            return None
+        rows = form.leading_rows(k).to(op.device, op.dtype)
+        found = finish(op, orthonormal_rows(rows, rows[:0]), accuracy, 0)
+        return found.first(k) if found.S.shape[0] >= k else None
+
+    @staticmethod
+    def _dense(op: LinearOperator, k: int, accuracy: Accuracy, spent: int) -> Triplets:
         m, n = op.shape
         matrix = on_host(op.to_dense())
         U, S, Vh = torch.linalg.svd(matrix, full_matrices=False)
         U, S, V = U.T[:k], S[:k], Vh[:k]
+        left = op.output_rows(U.reshape(k, *op.out_shape).to(op.device, op.dtype))
+        right = op.input_rows(V.reshape(k, *op.in_shape).to(op.device, op.dtype))
         residuals = (U @ matrix - S[:, None] * V).norm(dim=1)
-        S, U, V, residuals = (part.to(op.device, op.dtype) for part in (S, U, V, residuals))
-        left = op.output_rows(U.reshape(k, *op.out_shape))
-        right = op.input_rows(V.reshape(k, *op.in_shape))
-        return Triplets(S, left, right, residuals, True, min(m, n))
+        eps = accuracy.eps
+        errors = 2 * margin(op) * S + ROUNDING * torch.finfo(S.dtype).eps * S[0]
+        if len(op.maps) > 1 or isinstance(op.maps[0], AutogradMap):
+            # The entries are rounded sums of products, and so is each further application.
+            overlaps = small(op.adjoint_rows(left) @ right.T) - torch.diag(S)
+            errors, spent = rounding_errors(op, S, overlaps), spent + k
+        zero = (errors >= S) & (errors <= ROUNDING * eps * S[0])
+        accurate = (errors <= accuracy.tol * S) | zero
+        spent += min(m, n)
+        return assembled(op, S, left, right, residuals, errors, accurate, spent)
 
 
 def dense_values(op: LinearOperator) -> Tensor:

@@ -106,7 +106,8 @@ class AutogradMap(LinearMap):
             for layout in (self.source, self.target)
         )
         image, adjoint = self.linearize(x)
-        back = adjoint(y)
+        # In float64, since squares of extreme weights leave the range of float32.
+        x, y, image, back = (row.cpu().double() for row in (x, y, image, adjoint(y)))
         forward, backward = torch.sum(image * y), torch.sum(x * back)
         size = image.norm() * y.norm() + x.norm() * back.norm()
         if float((forward - backward).abs()) > 1e-3 * float(size):

@@ -166,7 +166,8 @@ class LinearOperator:
         comfortable = 2.0 ** (16 if self.dtype == torch.float32 else 200)
         if not 0 < magnitude < math.inf or 1 / comfortable < magnitude < comfortable:
             return self, 1.0
-        factor = 2.0 ** -round(math.log2(magnitude))
+        # A larger factor would itself overflow in float32.
+        factor = 2.0 ** min(-round(math.log2(magnitude)), 120)
         return self.scaled(factor), factor
 
     def scaled(self, factor: float) -> LinearOperator:
@@ -313,7 +314,7 @@ def bilinear(function: AffineFunction, u: Tensor, v: Tensor, values: dict[str, T
 @plain_numerics()
 def as_operator(
     layer: Layer | LinearOperator,
-    in_shape: Sequence[int],
+    in_shape: Sequence[int] | int | None = None,
     *,
     explicit: bool = True,
     dtype: torch.dtype | None = None,
@@ -325,7 +326,8 @@ def as_operator(
         layer: A module, an affine callable on batches, or a sequence of them (their
             composition, the first applied first). An operator is returned as it is.
         in_shape: Shape of one input, without the batch dimension. For an embedding the last
-            entry is the number of embeddings: its inputs are one-hot vectors.
+            entry is the number of embeddings: its inputs are one-hot vectors. May be left out
+            where the layer knows it: `nn.Linear`, and compositions that begin with one.
         explicit: Use the explicit forms of known layers, which are faster. Without them
             everything goes through the layer's own forward and backward.
         dtype: Precision (default: the parameters', at least float32; torch's default without
@@ -349,7 +351,7 @@ def as_operator(
         ((8, 8, 8), torch.Size([8, 8, 8]))
     """
     if isinstance(layer, LinearOperator):
-        if as_shape(in_shape) != layer.in_shape:
+        if in_shape is not None and as_shape(in_shape) != layer.in_shape:
             raise ValueError(f"{layer!r} has in_shape {layer.in_shape}, got {in_shape}.")
         return layer
     function = AffineFunction(layer, in_shape, dtype=dtype, device=device)

@@ -30,7 +30,7 @@ _NUMBERS_AT_ONCE = 2**22
 @plain_numerics()
 def set_spectrum_(
     layer: Layer,
-    in_shape: Sequence[int],
+    in_shape: Sequence[int] | int | None,
     spectrum: Spectrum,
     new_values: Tensor | Sequence[float] | Callable[[Tensor], Tensor],
 ) -> float:
@@ -49,7 +49,8 @@ def set_spectrum_(
 
     Args:
         layer: A module, or a sequence of modules (their composition).
-        in_shape: Shape of one input, without the batch dimension.
+        in_shape: Shape of one input, without the batch dimension; None where the layer knows it
+            (`nn.Linear`).
         spectrum: Triplets of this layer as `svds` found them, all or some.
         new_values: The wished singular values in the order of `spectrum.S`, none negative; or a
             function that makes them from `spectrum.S`.
@@ -102,7 +103,7 @@ def set_spectrum_(
     return math.sqrt(max(0.0, asked - float(met)) / asked)
 
 
-def _wide_operator(layer: Layer, in_shape: Sequence[int]) -> LinearOperator:
+def _wide_operator(layer: Layer, in_shape: Sequence[int] | int | None) -> LinearOperator:
     """In float64 where the layer can be evaluated so: the unmet part is a small difference."""
     op = as_operator(layer, in_shape)
     try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -22,46 +22,17 @@ from torch import Tensor
 from spectralclip._operator import LinearOperator
 from spectralclip._starts import filtered_row, has_waves, random_rows
 from spectralclip._subspace import (
+    ROUNDING,
     Accuracy,
     Subspace,
     descending_eigh,
     orthonormal_rows,
     rows_lq,
-    small,
     tall_qr,
+    wide,
 )
-
-
-@final
-@dataclass(frozen=True)
-class Triplets:
-    """Leading singular triplets on flat rows."""
-
-    S: Tensor
-    U: Tensor
-    V: Tensor
-    residuals: Tensor  # sqrt(||M v - s u||^2 + ||M^T u - s v||^2)
-    converged: bool
-    applications: int
-    advice: str = ""
-
-    def first(self, k: int) -> Triplets:
-        """The k leading ones."""
-        S, U, V, residuals = self.S[:k], self.U[:k], self.V[:k], self.residuals[:k]
-        return Triplets(S, U, V, residuals, self.converged, self.applications, self.advice)
-
-    def scaled(self, factor: float) -> Triplets:
-        """The triplets of a multiple of the operator."""
-        S, residuals = factor * self.S, factor * self.residuals
-        return Triplets(
-            S, self.U, self.V, residuals, self.converged, self.applications, self.advice
-        )
-
-    def swapped(self) -> Triplets:
-        """The triplets of the transposed operator."""
-        return Triplets(
-            self.S, self.V, self.U, self.residuals, self.converged, self.applications, self.advice
-        )
+from spectralclip._triplets import Triplets, finish, margin
+from spectralclip._two_sided import TwoSidedSpace
 
 
 class Solver(ABC):
@@ -72,38 +43,6 @@ class Solver(ABC):
         self, op: LinearOperator, k: int, tol: float, v0: Tensor | None, generator: torch.Generator
     ) -> Triplets:
         """Solve to relative accuracy `tol`, from the rows `v0` where given."""
-
-
-def finish(
-    op: LinearOperator,
-    V: Tensor,
-    converged: bool,
-    applications: int,
-    advice: str = "",
-    gram: Tensor | None = None,
-) -> Triplets:
-    """Turn orthonormal right vectors into triplets, by a Rayleigh-Ritz step on `M V` itself.
-
-    Working with `M V` instead of `M^T M` keeps singular values far below the largest one
-    accurate. `gram`, the images of V under `M^T M` where they are known, saves the application
-    of `M^T` that the residuals need.
-    """
-    images = op.forward_rows(V)
-    applications += V.shape[0]
-    Q, R = tall_qr(images.T)
-    left, S, right = torch.linalg.svd(small(R), full_matrices=False)
-    left, S, right = (part.to(V.device, V.dtype) for part in (left, S, right))
-    U, V = (Q @ left).T, right @ V
-    # Where a value has lost half of its digits to squaring, the residual is taken anew.
-    reliable = gram is not None and bool(S[-1] > 30 * torch.finfo(V.dtype).eps ** 0.5 * S[0])
-    if gram is not None and reliable:
-        back = (right @ gram) / S[:, None]
-    else:
-        back = op.adjoint_rows(U)
-        applications += U.shape[0]
-    # `M v = s u` holds by construction: what is left is the other side's.
-    residuals = (back - S[:, None] * V).norm(dim=1)
-    return Triplets(S, U.contiguous(), V.contiguous(), residuals, converged, applications, advice)
 
 
 # Below this many unknowns applications are cheap, and spectra so thin that a missed value is
@@ -159,6 +98,8 @@ class Lanczos(Solver):
                 start, spent = balanced.forward_rows(v0), v0.shape[0]
             found = self._solve(balanced.adjoint(), k, tol, start, generator, budget, spent)
             found = found.swapped()
+        if not found.converged:
+            found = replace(found, advice=_advice(found, tol))
         return found.scaled(1 / factor)
 
     def _solve(
@@ -172,6 +113,7 @@ class Lanczos(Solver):
         spent: int,
     ) -> Triplets:
         eps, n = torch.finfo(op.dtype).eps, op.shape[1]
+        tol = max(tol, ROUNDING * eps)  # what the precision allows
         if k == 1 and v0 is None and n > SMALL:
             return self._largest(op, tol, generator, budget)
         wanted = min(k + 2, n) if n <= SMALL else k
@@ -182,7 +124,7 @@ class Lanczos(Solver):
             # Random rows stay, so that what v0 has missed can still be found.
             rows = torch.cat([v0, rows[min(v0.shape[0], k) :]])
         accuracy = Accuracy(tol, eps, width, 0.1 if n <= SMALL else 0.39)
-        found = self._leading(op, wanted, rows, width, accuracy, generator, budget, spent)
+        found = self._leading(op, (k, wanted), rows, width, accuracy, generator, budget, spent)
         return found.first(k)
 
     def _largest(
@@ -210,28 +152,29 @@ class Lanczos(Solver):
                 check_at = steps + max(1, steps // 16)
                 theta, vectors = _tridiagonal_eigh(alphas, betas[1:-1])
                 residual = betas[-1] * vectors[-1, :1].abs()
-                beside = theta[1] if steps > 1 else 0 * theta[0]
-                error = float(accuracy.estimates(theta[:1], residual, beside))
+                second = theta[1].clamp_min(0) if steps > 1 else 0 * theta[0]
+                error = float(accuracy.estimates(theta[:1], residual, second))
                 settled = float(residual) <= 20 * accuracy.eps * float(theta[0])
                 if exhausted or settled or error <= accuracy.tol:
                     vector = _combination(basis, vectors[:, 0])
                     # `A Q = Q T + image e^T` gives the vector's image at no further cost.
                     gram = vector * theta[0].item() + image * vectors[-1, 0].item()
                     norm = vector.norm()
-                    return finish(op, vector / norm, True, 2 * steps, gram=gram / norm)
+                    beside, gram = float(second) ** 0.5, gram / norm
+                    return finish(op, vector / norm, accuracy, 2 * steps, beside=beside, gram=gram)
                 if steps >= limit:
                     break
             previous, current = current, image / betas[-1]
         # The basis is full: go on from its best part.
         best = [_combination(basis, vectors[:, index]) for index in range(min(4, limit))]
         return self._leading(
-            op, 1, torch.cat(best), len(best), accuracy, generator, budget, 2 * steps
+            op, (1, 1), torch.cat(best), len(best), accuracy, generator, budget, 2 * steps
         )
 
     def _leading(
         self,
         op: LinearOperator,
-        k: int,
+        counts: tuple[int, int],
         rows: Tensor,
         width: int,
         accuracy: Accuracy,
@@ -239,49 +182,92 @@ class Lanczos(Solver):
         budget: int,
         applications: int,
     ) -> Triplets:
-        """Rayleigh-Ritz on a basis that grows by the residuals of what has not converged."""
-        n = op.shape[1]
+        """Rayleigh-Ritz on a basis that grows by the residuals of what has not converged.
+
+        First on `M^T M`, whose images take no further basis. Where a value turns out to have
+        been lost by squaring, on `M` itself from there. `counts` are the values asked for, and
+        those to look for.
+        """
+        n, (asked, k) = op.shape[1], counts
         # Rough answers come before a long basis pays for its orthogonalization.
         blocks = 3 if accuracy.tol >= 5e-3 else 5
         basis = self.basis or max(8 * blocks, blocks * width)
         room = min(n, max(basis, width + k, rows.shape[0] + 1))
-        space = Subspace(op, room, applications)
+        squared = Subspace(op, room, applications)
+        _grow(squared, op, k, rows, width, accuracy, generator, budget)
+        vectors, images = squared.ritz(list(range(k)))
+        found = finish(
+            op,
+            vectors,
+            accuracy,
+            squared.applications,
+            beside=squared.beside(width),
+            gram=images,
+        )
+        if found.first(asked).converged or found.applications + 3 * k >= budget:
+            return found
+        rows = squared.ritz(list(range(min(squared.size, width))))[0]
+        space = TwoSidedSpace(op, room, found.applications, generator)
+        del squared
+        _grow(space, op, k, rows, width, accuracy, generator, budget)
+        return finish(op, space.ritz(k), accuracy, space.applications, beside=space.beside(width))
+
+
+def _grow(
+    space: Subspace | TwoSidedSpace,
+    op: LinearOperator,
+    k: int,
+    rows: Tensor,
+    width: int,
+    accuracy: Accuracy,
+    generator: torch.Generator,
+    budget: int,
+) -> None:
+    """Expand a subspace from some rows until its k leading triplets have converged."""
+    n, room = op.shape[1], space.room
+    fresh = orthonormal_rows(rows, space.vectors)
+    steps, open_ = 0, list(range(k))
+    while True:
+        if space.size + fresh.shape[0] < min(width, n):
+            more = random_rows(op, width, generator)
+            fresh = orthonormal_rows(torch.cat([fresh, more]), space.vectors)
+        space.expand(fresh[: room - space.size])
+        steps += 1
+        rows, open_ = space.unconverged(open_ or list(range(k)), width, accuracy)
+        if not open_:
+            # What converged first may have moved since.
+            rows, open_ = space.unconverged(list(range(k)), width, accuracy)
+        if space.size == n or space.applications + 3 * k >= budget:
+            return
+        if not open_ and steps >= PROBE_STEPS:
+            return
+        if not open_:
+            # The first vector behind those wanted is a probe for what is still hidden.
+            after = list(range(k, min(space.size, k + 2 * width)))
+            rows = space.unconverged(after, width, accuracy)[0][:1]
+        if space.size + rows.shape[0] > room:
+            space.restart(min(max(k + width // 2, space.size // 2), room - rows.shape[0]))
         fresh = orthonormal_rows(rows, space.vectors)
-        steps, open_ = 0, list(range(k))
-        while True:
-            if space.size + fresh.shape[0] < min(width, n):
-                more = random_rows(op, width, generator)
-                fresh = orthonormal_rows(torch.cat([fresh, more]), space.vectors)
-            space.expand(fresh[: room - space.size])
-            steps += 1
-            rows, open_ = space.unconverged(open_ or list(range(k)), width, accuracy)
-            if not open_:
-                # What converged first may have moved since.
-                rows, open_ = space.unconverged(list(range(k)), width, accuracy)
-            if space.size == n or space.applications + 3 * k >= budget:
-                break
-            if not open_ and steps >= PROBE_STEPS:
-                break
-            if not open_:
-                # The first vector behind those wanted is a probe for what is still hidden.
-                after = list(range(k, min(space.size, k + 2 * width)))
-                rows = space.unconverged(after, width, accuracy)[0][:1]
-            if space.size + rows.shape[0] > room:
-                space.restart(min(max(k + width // 2, space.size // 2), room - rows.shape[0]))
-            fresh = orthonormal_rows(rows, space.vectors)
-            if fresh.shape[0] == 0:
-                fresh = orthonormal_rows(random_rows(op, 1, generator), space.vectors)
-        converged = not open_ or space.size == n
-        vectors, images = space.ritz(list(range(k)))
-        advice = "" if converged else _advice(accuracy.tol, space.applications)
-        return finish(op, vectors, converged, space.applications, advice, images)
+        if fresh.shape[0] == 0:
+            fresh = orthonormal_rows(random_rows(op, 1, generator), space.vectors)
 
 
-def _advice(tol: float, applications: int) -> str:
+def _advice(found: Triplets, tol: float) -> str:
+    """What to do about values that are not accurate."""
+    floor = ROUNDING * torch.finfo(found.S.dtype).eps * float(found.S[0])
+    inaccurate = int((~found.accurate).sum())
+    text = f"{inaccurate} of {len(found.S)} values have not reached tol={tol:g}"
+    if bool((found.residuals[~found.accurate] <= floor).all()):
+        smallest = float(found.errors[~found.accurate].min())
+        return (
+            f"{text}: they are known to about {smallest:.1g}, which is rounding in "
+            f"{found.S.dtype} (see errors). Ask for fewer values, loosen tol, or convert the "
+            "layer to float64."
+        )
     return (
-        f"Not all values have reached tol={tol:g} after {applications} "
-        "applications. Go on from here with svds(..., v0=spectrum.V), allow more with "
-        "solver=Lanczos(max_applications=...), or loosen tol."
+        f"{text} after {found.applications} applications. Go on from here with "
+        "svds(..., v0=spectrum.V), allow more with solver=Lanczos(max_applications=...), or "
+        "loosen tol."
     )
 
 
@@ -331,27 +317,47 @@ class PowerQR(Solver):
         self, op: LinearOperator, k: int, tol: float, v0: Tensor | None, generator: torch.Generator
     ) -> Triplets:
         """Iterate a fixed number of times on the input side."""
+        balanced, factor = op.balanced()
+        # Scaling down with the shift changes nothing; scaling up, the shift would overflow.
+        scale = min(factor, 1.0)
+        scaled, shift = (balanced, self.shift * scale**2) if scale < 1 else (op, self.shift)
         X = random_rows(op, k, generator) if v0 is None else v0[:k]
         if X.shape[0] < k:
             X = torch.cat([X, random_rows(op, k - X.shape[0], generator)])
-        for _ in range(self.iterations):
-            L, X = rows_lq(op.gram_rows(X).add_(X, alpha=self.shift))
-        S = (L.diagonal().abs() - self.shift).clamp_min(0).sqrt()
-        S, order = S.sort(descending=True)
-        V = X[order]
+        X = _orthonormal(X)
+        for step in range(self.iterations):
+            if step == self.iterations - 1:
+                X = _orthonormal(X)  # the factor L is read: what X is longer, it would be larger
+            L, X = rows_lq(scaled.gram_rows(X).add_(X, alpha=shift))
+        # Rounded down, so that it is a lower bound.
+        diagonal = wide(L.diagonal().abs()) * (1 - margin(op))
+        S, order = (diagonal - shift).clamp_min(0).sqrt().sort(descending=True)
+        return self._judged(balanced, S * (factor / scale), _orthonormal(X)[order], tol).scaled(
+            1 / factor
+        )
+
+    def _judged(self, op: LinearOperator, S: Tensor, V: Tensor, tol: float) -> Triplets:
         images = op.forward_rows(V)
         Q, triangle = tall_qr(images.T)
         U = Q.T * torch.where(triangle.diagonal() < 0, -1.0, 1.0)[:, None]
+        S = S.to(V)
         forward, backward = images - S[:, None] * U, op.adjoint_rows(U) - S[:, None] * V
         residuals = torch.hypot(forward.norm(dim=1), backward.norm(dim=1))
-        converged = bool((residuals <= 2 * tol * S).all())
-        applications = 2 * k * (self.iterations + 1)
+        accurate = residuals <= 2 * tol * S
+        applications = 2 * len(S) * (self.iterations + 1)
         advice = (
             ""
-            if converged
+            if bool(accurate.all())
             else (
                 f"PowerQR's {self.iterations} iterations did not bring the residuals below "
                 f"2 * tol = {2 * tol:g}. Go on with v0=spectrum.V, or use the default solver."
             )
         )
-        return Triplets(S, U, V, residuals, converged, applications, advice)
+        # A residual says that some value is near, not that it is the one of this rank.
+        errors = torch.maximum(residuals, tol * S) + 2 * margin(op) * S
+        return Triplets(S, U, V, residuals, errors, accurate, applications, advice)
+
+
+def _orthonormal(rows: Tensor) -> Tensor:
+    """Orthonormal rows, to rounding: one factorization leaves what the rows' condition costs."""
+    return rows_lq(rows_lq(rows)[1])[1]

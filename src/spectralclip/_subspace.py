@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import final
 
@@ -17,27 +18,43 @@ def small(matrix: Tensor) -> Tensor:
     return on_host(matrix)
 
 
+def wide(rows: Tensor) -> Tensor:
+    """Rows in float64, on the CPU where the device has none.
+
+    For sums over a whole row: in float32 those lose up to thirty times the rounding of an entry.
+    """
+    return rows.detach().to("cpu" if rows.device.type == "mps" else rows.device, torch.float64)
+
+
 def tall_qr(columns: Tensor) -> tuple[Tensor, Tensor]:
     """The reduced QR factors, on the CPU where the device has no QR."""
     Q, R = torch.linalg.qr(decomposable(columns))
     return Q.to(columns.device), R.to(columns.device)
 
 
+# Residuals of this many eps times the largest value are rounding: layers of up to 4608 products a
+# sum were seen to have eight.
+ROUNDING = 20
+
+# A pair is judged again when it is finished, with other rounding.
+SAME = 1.05
+
 # Up to this, lost orthogonality is made good by the iteration that follows.
 _LOST = 1e-4
 
 
-def rows_lq(rows: Tensor) -> tuple[Tensor, Tensor]:
+def rows_lq(rows: Tensor, lost: float = _LOST) -> tuple[Tensor, Tensor]:
     """The lower triangle L and the orthonormal rows Q with `rows = L Q`.
 
     By the Cholesky factor of `rows rows^T`, which takes a fraction of the time of Householder's
-    reflections but loses eps times the squared condition of the rows; by these where that is much.
+    reflections but loses eps times the squared condition of the rows; by these where that is more
+    than `lost`.
     """
     L, failed = torch.linalg.cholesky_ex(small(rows @ rows.T))
     if not failed:
         inverse = torch.linalg.solve_triangular(L, torch.eye(len(L), dtype=L.dtype), upper=False)
         condition = float(L.norm() * inverse.norm()) / len(L)
-        if condition**2 * torch.finfo(rows.dtype).eps <= _LOST:
+        if condition**2 * torch.finfo(rows.dtype).eps <= lost:
             return L.to(rows), inverse.to(rows) @ rows
     Q, R = tall_qr(rows.T)
     return R.T, Q.T
@@ -65,15 +82,44 @@ class Accuracy:
 
     def estimates(self, theta: Tensor, residual: Tensor, separated_from: Tensor) -> Tensor:
         """Estimated relative errors of `sqrt(theta)`; infinite where the pair is too raw."""
-        scale = 2 * theta.clamp_min(torch.finfo(theta.dtype).tiny)
-        linear = residual / scale
-        gap = (theta - separated_from).clamp_min(torch.finfo(theta.dtype).tiny)
-        estimate = torch.minimum(linear, residual**2 / gap / scale)
-        wide = min(max(self.width / 12 - 1, 0.0), 1.0)
-        limit = max(self.caution * self.tol**0.75, wide * 0.17 * self.tol**0.5)
-        estimate, raw = estimate / (1 + wide), linear > limit
-        estimate[raw] = torch.inf
+        linear, estimate = self._linear_and_best(theta, residual, separated_from)
+        estimate[linear > self._limit] = torch.inf
         return estimate
+
+    def accepts(self, S: Tensor, residual: Tensor, beside: float | None, largest: float) -> Tensor:
+        """Which values of triplets `M v = s u` with residuals `||M^T u - s v||` are accurate.
+
+        `beside` is the first value behind those that the iteration works on; without it a pair
+        is separated from nothing, and the residual alone counts. Where the residual is rounding,
+        the iteration has ended, and a gap is as good as it will get: it is believed where that
+        leaves a tenth of the tolerance.
+        """
+        theta = S**2
+        rest = theta if beside is None else torch.full_like(theta, beside**2)
+        linear, estimate = self._linear_and_best(theta, S * residual, rest)
+        ripe = (linear <= SAME * self._limit) & (estimate <= SAME * self.tol)
+        return ripe | (self.settled(residual, largest) & (estimate <= self.tol / 10))
+
+    def settled(self, residual: Tensor, largest: float) -> Tensor:
+        """Where a residual of `M` is rounding: no iteration gets below."""
+        return residual <= ROUNDING * self.eps * largest
+
+    @property
+    def _wide(self) -> float:
+        return min(max(self.width / 12 - 1, 0.0), 1.0)
+
+    @property
+    def _limit(self) -> float:
+        return max(self.caution * math.pow(self.tol, 0.75), self._wide * 0.17 * math.sqrt(self.tol))
+
+    def _linear_and_best(
+        self, theta: Tensor, residual: Tensor, separated_from: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        tiny = torch.finfo(theta.dtype).tiny
+        scale = 2 * theta.clamp_min(tiny)
+        linear = residual / scale
+        gap = (theta - separated_from).clamp_min(tiny)
+        return linear, torch.minimum(linear, residual**2 / gap / scale) / (1 + self._wide)
 
 
 def descending_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,6 +140,7 @@ class Subspace:
     def __init__(self, op: LinearOperator, room: int, applications: int) -> None:
         self._op = op
         self.applications = applications
+        self.room = room
         self._vectors = torch.empty(room, op.shape[1], dtype=op.dtype, device=op.device)
         self._images = torch.empty_like(self._vectors)
         self._projection = torch.zeros(room, room, dtype=torch.float64, device="cpu")
@@ -119,6 +166,10 @@ class Subspace:
             self._projection[: self.size, : self.size]
         )
 
+    def beside(self, width: int) -> float | None:
+        """The first singular value behind a block of this width, where the basis shows one."""
+        return float(self._theta[width].clamp_min(0)) ** 0.5 if width < self.size else None
+
     def ritz(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         """Some Ritz vectors and their images."""
         mix = self._coefficients[:, indices].T.to(self._vectors.device, self._vectors.dtype)
@@ -137,7 +188,7 @@ class Subspace:
         indices = [index for index in indices if index < self.size]
         rows = self.residuals(indices)
         norms, theta = small(rows.norm(dim=1)), self._theta[indices]
-        floor = 20 * accuracy.eps * self._theta[0]
+        floor = ROUNDING * accuracy.eps * self._theta[0]
         if width < self.size:
             # A block of this width separates its vectors from the value that follows it.
             error = accuracy.estimates(theta, norms, self._theta[width])

@@ -17,7 +17,8 @@ from spectralclip._blocks import block_form
 from spectralclip._exact import DENSE_LIMIT, Exact, dense_values, require_dense
 from spectralclip._operator import LinearOperator, as_operator
 from spectralclip._precision import sent
-from spectralclip._solvers import Lanczos, Solver, Triplets
+from spectralclip._solvers import Lanczos, Solver
+from spectralclip._triplets import Triplets
 
 # What a Lanczos run costs beyond applying the layer, in multiplications.
 _LANCZOS_OVERHEAD = 5e8
@@ -38,8 +39,11 @@ class Spectrum:
         V: Right singular vectors, orthonormal, of shape `(k, *in_shape)`.
         residuals: `sqrt(||M v - s u||^2 + ||M^T u - s v||^2)` for each triplet: some singular
             value of the layer lies within this distance of `s`.
-        converged: Whether all values are estimated to be within the tolerance, or as accurate
-            as the precision of the computation allows.
+        errors: How far each value may be off, estimated from its residual and from the rounding
+            seen: at most `tol * s` for a value that has converged, or one that is not to be told
+            from zero.
+        converged: Whether all values are estimated to be within the tolerance (taken as 20 eps
+            where it is less), or are zero up to rounding in the largest.
         applications: Vectors sent through `M` or `M^T`, one each.
         advice: If not converged, what to do; else empty.
     """
@@ -48,6 +52,7 @@ class Spectrum:
     U: Tensor
     V: Tensor
     residuals: Tensor
+    errors: Tensor
     converged: bool
     applications: int
     advice: str = ""
@@ -63,8 +68,8 @@ class Spectrum:
 @plain_numerics()
 def svds(
     layer: Layer | LinearOperator,
-    in_shape: Sequence[int],
-    k: int = 6,
+    in_shape: Sequence[int] | int | None = None,
+    k: int | None = None,
     *,
     tol: float = 1e-3,
     solver: Solver | Literal["auto"] = "auto",
@@ -76,8 +81,9 @@ def svds(
     Args:
         layer: A module, a sequence of modules (their composition), an affine callable, or
             what `as_operator` made of one.
-        in_shape: Shape of one input, without the batch dimension.
-        k: How many triplets, at most `min(m, n)`.
+        in_shape: Shape of one input, without the batch dimension; may be left out where the
+            layer knows it: `nn.Linear`, and compositions that begin with one.
+        k: How many triplets, at most `min(m, n)`; by default 6, or all where there are fewer.
         tol: Relative accuracy of the values. Iterations stop on residual-based estimates of
             the error, which are no proof: a Ritz value is a lower bound.
         solver: `Lanczos()`, `PowerQR()`, `Exact()`, or "auto": exact decomposition for layers
@@ -102,6 +108,7 @@ def svds(
         (True, torch.Size([3, 16, 20, 20]))
     """
     op = as_operator(layer, in_shape)
+    k = min(6, *op.shape) if k is None else k
     _check_request(op, k, tol)
     k = operator.index(k)
     start = _start_rows(op, v0)
@@ -116,7 +123,7 @@ def svds(
 @plain_numerics()
 def spectral_norm(
     layer: Layer | LinearOperator,
-    in_shape: Sequence[int],
+    in_shape: Sequence[int] | int | None = None,
     *,
     tol: float = 1e-3,
     differentiable: bool = False,
@@ -126,7 +133,8 @@ def spectral_norm(
 
     Args:
         layer: A module, a sequence of modules (their composition), or an affine callable.
-        in_shape: Shape of one input, without the batch dimension.
+        in_shape: Shape of one input, without the batch dimension; may be left out where the
+            layer knows it (`nn.Linear`).
         tol: Relative accuracy.
         differentiable: Attach the value to the layer's parameters, for penalties. The
             gradient is that of `<u, M(W) v>` at the leading singular vectors, which is exact
@@ -146,7 +154,7 @@ def spectral_norm(
         torch.Size([8, 3, 3, 3])
     """
     op = as_operator(layer, in_shape)
-    spectrum = svds(op, in_shape, 1, tol=tol, generator=generator)
+    spectrum = svds(op, op.in_shape, 1, tol=tol, generator=generator)
     if not spectrum.converged:
         warnings.warn(f"{op.name}: {spectrum.advice}", ConvergenceWarning, stacklevel=2)
     if differentiable:
@@ -155,7 +163,9 @@ def spectral_norm(
 
 
 @plain_numerics()
-def singular_values(layer: Layer | LinearOperator, in_shape: Sequence[int]) -> Tensor:
+def singular_values(
+    layer: Layer | LinearOperator, in_shape: Sequence[int] | int | None = None
+) -> Tensor:
     """All `min(m, n)` singular values of a layer, descending.
 
     Exact for layers that fall apart into small blocks, whatever their size: dense layers,
@@ -165,7 +175,8 @@ def singular_values(layer: Layer | LinearOperator, in_shape: Sequence[int]) -> T
 
     Args:
         layer: A module, a sequence of modules (their composition), or an affine callable.
-        in_shape: Shape of one input, without the batch dimension.
+        in_shape: Shape of one input, without the batch dimension; may be left out where the
+            layer knows it (`nn.Linear`).
 
     Raises:
         ValueError: The dense matrix would be too large; `svds` finds the leading values.
@@ -240,7 +251,8 @@ def _spectrum(op: LinearOperator, found: Triplets) -> Spectrum:
         op.output_tensor(found.U),
         op.input_tensor(found.V),
         found.residuals,
+        found.errors,
         found.converged,
         found.applications,
-        found.advice,
+        "" if found.converged else found.advice,
     )

@@ -88,11 +88,6 @@ def attach(
             f"{type(method).__name__} found no layer to take care of among {list(found)}: "
             "skipped_layers says what else there is in the model, and why it is left out."
         )
-    for name, bound in bounds.items():
-        if not isinstance(bound, (int, float)) or not 0 < bound < float("inf"):
-            raise ValueError(
-                f"max_norm of layer {name!r} must be a positive number, got {bound!r}."
-            )
     layers = {name: wanted[name] for name in bounds}
     _refuse_others(method, layers)
     held = optimizers.held()

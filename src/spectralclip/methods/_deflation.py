@@ -9,7 +9,7 @@ from torch import Tensor
 
 from spectralclip._affine import Layer, Shape, plain_numerics
 from spectralclip._operator import LinearOperator, as_operator
-from spectralclip._subspace import tall_qr
+from spectralclip._subspace import ROUNDING, tall_qr
 from spectralclip._svds import Spectrum
 from spectralclip.methods._domain import affine_only
 from spectralclip.methods._power import SETTLED, power_method, random_start
@@ -96,9 +96,9 @@ def _spectrum(op: LinearOperator, found: Tensor, applications: int) -> Spectrum:
     forward = images.flatten(1) - S[:, None] * U.flatten(1)
     backward = op.rmatvec(U).flatten(1) - S[:, None] * V.flatten(1)
     residuals = torch.hypot(forward.norm(dim=1), backward.norm(dim=1))
-    # Small values of a Gram matrix are not known better than this.
-    floor = torch.finfo(S.dtype).eps ** 0.5 * S[0]
-    converged = bool((residuals <= torch.maximum(SETTLED * S, floor)).all())
+    # What is not to be told from zero is as accurate as it gets.
+    zero = (residuals >= S) & (residuals <= ROUNDING * torch.finfo(S.dtype).eps * S[0])
+    converged = bool(((residuals <= SETTLED * S) | zero).all())
     advice = "" if converged else "Take more power_iterations, or use svds."
     total = applications + 2 * len(S)
-    return Spectrum(S, U, V, residuals, converged, total, advice)
+    return Spectrum(S, U, V, residuals, residuals, converged, total, advice)

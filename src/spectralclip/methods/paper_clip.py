@@ -10,6 +10,7 @@ from typing import Final, TypedDict, final
 import torch
 
 from spectralclip._affine import AffineFunction, Layer, plain_numerics
+from spectralclip._numbers import positive_number
 from spectralclip._operator import LinearOperator, as_operator
 from spectralclip._solvers import PowerQR
 from spectralclip._svds import svds
@@ -112,7 +113,8 @@ def paper_clip_(
         >>> result.converged, result.norm_after <= 0.5 < result.norm_before
         (True, True)
     """
-    check_positive(max_norm=max_norm, lr=lr)
+    max_norm = positive_number(max_norm, "max_norm")
+    check_positive(lr=lr)
     check_count(1, inner_steps=inner_steps)
     check_count(0, rounds=rounds)
     solver = PowerQR(iterations=power_iterations, shift=shift)

@@ -14,6 +14,7 @@ from spectralclip._affine import Layer, as_shape, plain_numerics
 from spectralclip._explicit import is_plain
 from spectralclip._layers import FoundLayer
 from spectralclip._method import Keeper, Method
+from spectralclip._numbers import positive_number
 from spectralclip._sharing import Sharing
 from spectralclip._slots import BatchNorm
 from spectralclip._svds import spectral_norm
@@ -26,7 +27,7 @@ from spectralclip.methods._domain import (
     sole_module,
 )
 from spectralclip.methods._parametrized import ParametrizedLayers
-from spectralclip.methods._settings import check_count, check_positive
+from spectralclip.methods._settings import check_count
 from spectralclip.methods._stated import Promise
 from spectralclip.methods._true_norm import TrueNorm
 
@@ -160,7 +161,7 @@ def true_spectral_norm(
         >>> bool(spectral_norm(conv, (3, 12, 12)) < 0.501)
         True
     """
-    check_positive(max_norm=max_norm)
+    max_norm = positive_number(max_norm, "max_norm")
     check_count(1, iterations=iterations)
     if not isinstance(getattr(module, "_parameters", {}).get("weight"), nn.Parameter):
         why = "it needs a parameter 'weight' of the module's own, without a parametrization"
@@ -168,7 +169,7 @@ def true_spectral_norm(
     if isinstance(module, BatchNorm):
         why = "its norm depends on the running variance, which moves while the weight is at rest"
         raise OutsideDomain("true_spectral_norm", module, why, "ClipBatchNorm holds batch norms.")
-    norm = TrueNorm(module, [as_shape(in_shape)], "weight", float(max_norm), seed)
+    norm = TrueNorm(module, [as_shape(in_shape)], "weight", max_norm, seed)
     norm.iterations = iterations
     parametrize.register_parametrization(module, "weight", norm)
     return module
