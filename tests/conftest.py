@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -22,3 +23,15 @@ def seeded() -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT as at a terminal, for this process and for those that the test starts.
+
+    A job in the background, or under `nohup`, is started with SIGINT ignored, and Python leaves it
+    so; so do its children. A handler of ours is not inherited: they begin with the default.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
