@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install browser lint test test-all test-timm docs demo bench format clean
+.PHONY: help install browser lint test test-all test-timm test-floor docs demo bench format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -60,6 +60,16 @@ $(TIMM): pyproject.toml constraints.txt
 test-timm: $(TIMM) ## Audit models of timm through the command line
 	OMP_NUM_THREADS=1 .venv-timm/bin/python -m pytest --noconftest -p no:cacheprovider tests/timm_check.py
 
+# The lowest versions that pyproject.toml promises have an environment of their own too.
+FLOOR := .venv-floor/.installed
+$(FLOOR): pyproject.toml constraints-floor.txt
+	test -x .venv-floor/bin/python || $(PYTHON) -m venv .venv-floor
+	.venv-floor/bin/python -m pip install --constraint constraints-floor.txt --editable ".[dev]"
+	touch $@
+
+test-floor: $(FLOOR) ## Run the tests except the slow ones with the lowest versions that are promised
+	OMP_NUM_THREADS=1 .venv-floor/bin/python -m pytest -n 2 -m "not slow"
+
 docs: $(DOCS) ## Build the documentation's site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
@@ -80,5 +90,5 @@ format: $(STAMP) ## Fix formatting and what the linter can fix
 	$(BIN)/ruff format
 
 clean: ## Remove .venv, caches and built files
-	rm -rf .venv .venv-timm build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-timm .venv-floor build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests tools benchmarks experiments -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
