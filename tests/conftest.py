@@ -1,11 +1,19 @@
 from __future__ import annotations
 
+import os
+import runpy
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import settings
+
+# Before torch is imported. What tests start, and the workers of pytest-xdist, inherit it.
+_AMX = Path(__file__).parents[1] / "src" / "spectralclip" / "_amx.py"
+os.environ.update(runpy.run_path(str(_AMX))["needed"]())
+
+import torch  # noqa: E402
 
 # The same examples on every run: a failure can be repeated, and time is known beforehand.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
