@@ -40,6 +40,9 @@ assert bool((conv2d(images, kernel) == 576).all())
 """
 
 
+# --- Found out beforehand ------------------------------------------------------------------
+
+
 def needed(
     environment: Mapping[str, str] | None = None,
     python: str = sys.executable,
@@ -135,3 +138,30 @@ def _remember(path: Path, machine: Mapping[str, str], faults: bool) -> None:
         own.replace(path)
     except OSError:
         pass
+
+
+# --- Met in the user's process -------------------------------------------------------------
+
+
+class FaultyProcessorError(Exception):
+    """OneDNN has failed in this process, and will go on to.
+
+    Of no more special kind, since it is not about a layer: where one odd layer is passed over,
+    this is not.
+    """
+
+
+def explained(error: Exception) -> FaultyProcessorError | None:
+    """What to say of an error that comes, or tells, of such a fault; None of any other."""
+    if isinstance(error, FaultyProcessorError):
+        return error
+    # "... a primitive descriptor" is about an operation that oneDNN does not have.
+    if not re.search(r"could not create a primitive\b(?! descriptor)", str(error)):
+        return None
+    setting = " ".join(f"{name}={value}" for name, value in REMEDY.items())
+    return FaultyProcessorError(
+        "oneDNN, by which torch computes on CPUs, could not create a primitive. This is known of "
+        "virtual machines that report AMX and fault on it: after the first product in bfloat16, "
+        "every convolution of the process fails. It cannot be mended within this process: set the "
+        f"environment variable {setting} before torch is imported, and run it again."
+    )
