@@ -19,8 +19,9 @@ from torch import Tensor
 
 from spectralclip._operator import LinearOperator
 from spectralclip._precision import sent
-from spectralclip._starts import random_rows
-from spectralclip._subspace import descending_eigh, small
+from spectralclip._starts import filtered_row, random_rows
+from spectralclip._subspace import descending_eigh, lengths, small
+from spectralclip._views import View
 
 STEPS = 300  # of the Lanczos recurrence, at most
 BASIS_ENTRIES = 2**28  # of the basis that it keeps
@@ -114,27 +115,29 @@ class Search:
     """A Lanczos run that ends when the interval is narrow enough.
 
     It serves both upper ends: a `ceiling` that is known beforehand, whose lower end it finds,
-    and its own probabilistic one.
+    and its own probabilistic one. Where only the first counts, it may begin with waves.
     """
 
-    double: LinearOperator
-    op: LinearOperator
+    view: View
     rtol: float
     failure: float
-    ceiling: float
-    deterministic: bool
+    ceiling: float = math.inf
+    deterministic: bool = False
+    waves: bool = False
 
     def run(self, generator: torch.Generator) -> Ends:
         """In the layer's own precision, unless the width asked for is finer than that."""
-        side = self._side(self.op)
-        start = side.input_tensor(random_rows(side, 1, generator))
-        fine = self.rtol < 20 * slack(self.op.dtype)
-        found, ended = self._iterate(self.double if fine else self.op, start)
+        op = self.view.op
+        side = self._side(op)
+        row = filtered_row(side, generator) if self.waves else random_rows(side, 1, generator)
+        start = side.input_tensor(row)
+        fine = self.rtol < 20 * slack(op.dtype)
+        found, ended = self._iterate(self.view.double if fine else op, start)
         wide = relative_width(found.lower, found.upper) > self.rtol
-        if ended and wide and not fine and self.double is not self.op:
+        if ended and wide and not fine and self.view.double is not op:
             # Rounding in the small precision hides what the start may have missed. From the same
             # start, so that both bounds fail together or not at all.
-            again, _ = self._iterate(self.double, start)
+            again, _ = self._iterate(self.view.double, start)
             applications = found.applications + again.applications
             best = again if again.upper < found.upper else found
             return best._replace(applications=applications)
@@ -154,10 +157,10 @@ class Search:
         basis = torch.empty(limit, n, dtype=op.dtype, device=op.device)
         row, ended = side.input_rows(sent(start, op.device, op.dtype)), False
         for step in range(limit):
-            beta = float(row.norm())
+            beta = float(lengths(row))
             basis[step] = row[0] / beta
             alpha, row = continued(side.gram_rows(basis[step][None]), basis[: step + 1], beta)
-            ended = recurrence.add(alpha, float(row.norm()))
+            ended = recurrence.add(alpha, float(lengths(row)))
             if ended or (step >= 7 and step % 3 == 1 and self._enough(recurrence, factor, op)):
                 break
         coordinates = recurrence.largest()[1].to(op.device, op.dtype)
@@ -175,7 +178,7 @@ class Search:
 
     def _lower(self, vector: Tensor) -> float:
         """A Rayleigh quotient, in float64 where that can be had."""
-        balanced, factor = self.double.balanced()
+        balanced, factor = self.view.double.balanced()
         side = self._side(balanced)
         rounded = sent(vector, side.device, side.dtype)
         length, image = small(rounded).norm(), small(side.matvec(rounded)).norm()
