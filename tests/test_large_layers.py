@@ -217,6 +217,7 @@ LARGE_IMAGES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("layer", "in_shape"), LARGE_IMAGES, ids=lambda value: str(value)[:50])
 def test_bounds_from_smaller_images_hold(layer: nn.Module, in_shape: tuple[int, ...]) -> None:
     layer = renewed(layer)
@@ -439,6 +440,7 @@ CLIPPED = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("share", [0.4, 0.9])
 @pytest.mark.parametrize(("layer", "in_shape"), CLIPPED, ids=lambda value: str(value)[:40])
 def test_clipping_on_large_images(
