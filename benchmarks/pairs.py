@@ -12,7 +12,7 @@ from benchmarks.published import iterations_needed, published_start
 from benchmarks.references import worst_error
 from benchmarks.session import Session
 from spectralclip import as_operator
-from spectralclip._starts import FILTER_STEPS, _torus_map
+from spectralclip._spectrum.start_vectors import FILTER_STEPS, _torus_map
 
 TOLS = (1e-2, 1e-3, 1e-6)
 SEEDS = (0, 1, 2)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spectralclip.digits import load_digits
+from spectralclip.demo.digits import load_digits
 
 ROOT = Path(__file__).parents[1]
 MNIST_FOLDER = Path("MNIST") / "raw"  # as torchvision lays it out

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from spectralclip import FoundLayer, find_layers
-from spectralclip._attachment import Attachment
-from spectralclip._method import Keeper, Method
-from spectralclip._sharing import Sharing
-from spectralclip._train import attach
+from spectralclip._training.attachment import Attachment
+from spectralclip._training.method import Keeper, Method
+from spectralclip._training.distributed.sharing import Sharing
+from spectralclip._training.attach import attach
 from spectralclip.methods import FastClip, SpectralClip
 
 NONE = "none"

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spectralclip._layers import FoundLayer
-from spectralclip._method import Keeper, Method
-from spectralclip._sharing import Sharing
-from spectralclip.methods.spectral_clip import SpectralClip
+from spectralclip._models.layers import FoundLayer
+from spectralclip._training.method import Keeper, Method
+from spectralclip._training.distributed.sharing import Sharing
+from spectralclip._training.spectral_clip import SpectralClip
 
 
 def dense_norm(weight: Tensor) -> float:

@@ -16,7 +16,7 @@ import pytest
 import experiments.__main__
 import spectralclip.__main__
 from spectralclip import _amx, demo
-from spectralclip._amx import REMEDY, VARIABLE, needed
+from spectralclip._common.amx import REMEDY, VARIABLE, needed
 
 ROOT = Path(__file__).parents[1]
 FLAGS = "processor : 0\nmodel name : {name}\nflags : fpu avx512f {amx} sse\n"
@@ -262,7 +262,7 @@ def test_what_is_started_without_make_sets_it(
     ("program", "work"),
     [
         (spectralclip.__main__, "spectralclip.cli.main"),
-        (demo, "spectralclip.demo.run"),
+        (demo, "spectralclip.demo.run.run"),
         (experiments.__main__, "experiments.__main__.guarded"),
     ],
 )

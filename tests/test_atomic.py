@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spectralclip import _atomic
-from spectralclip._atomic import replacing, require_writable, write_text, write_texts
+from spectralclip._common.files import replacing, require_writable, write_text, write_texts
 
 
 def names(folder: Path) -> set[str]:

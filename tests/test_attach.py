@@ -39,7 +39,7 @@ from spectralclip import (
     attach,
     find_layers,
 )
-from spectralclip._sharing import Sharing
+from spectralclip._training.distributed.sharing import Sharing
 from spectralclip.methods import (
     AOL,
     LOT,
@@ -73,7 +73,7 @@ class Tried:
 
 
 def spectral_clip(**settings: Any) -> Method:
-    from spectralclip.methods.spectral_clip import SpectralClip
+    from spectralclip._training.spectral_clip import SpectralClip
 
     return SpectralClip(**settings)
 
@@ -92,7 +92,7 @@ TRIED = {
     "SpectralClip": Tried(spectral_clip, 1.01, 0.05, 12),
     "SpectralClip-composed": Tried(lambda: spectral_clip(compose="conv_bn"), 1.03, 0.05, 12),
 }
-HAS_OURS = importlib.util.find_spec("spectralclip.methods.spectral_clip") is not None
+HAS_OURS = importlib.util.find_spec("spectralclip._training.spectral_clip") is not None
 needs_ours = pytest.mark.skipif(not HAS_OURS, reason="SpectralClip is not there")
 # Its rounds on compositions are unstable now and then, and say so.
 undone = pytest.mark.filterwarnings("ignore:FastClip on layer .* was undone")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from spectralclip import attach, methods
-from spectralclip._train import Attachment
+from spectralclip._training.attach import Attachment
 
 
 def network(width: int = 4) -> nn.Module:

@@ -16,7 +16,7 @@ from zoo import BY_NAME, ZOO
 
 from spectralclip import clip_model_, norm_bounds
 from spectralclip._audit import _examine, audit
-from spectralclip._lipschitz._radius import certified_radius
+from spectralclip._lipschitz.radius import certified_radius
 
 # --- Promises --------------------------------------------------------------------------------
 

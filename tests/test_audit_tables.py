@@ -12,9 +12,9 @@ from audit_cases import audited
 from torch import nn
 
 from spectralclip._audit import Audit, audit
-from spectralclip._audit._table import Column, Sheet, bound_text, plain_table, rich_table
-from spectralclip._audit._text import printable
-from spectralclip._lipschitz._result import NetworkBound, Unbounded
+from spectralclip._audit.table import Column, Sheet, bound_text, plain_table, rich_table
+from spectralclip._audit.text import printable
+from spectralclip._lipschitz.result import NetworkBound, Unbounded
 
 pytest.importorskip("rich")
 

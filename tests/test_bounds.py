@@ -29,7 +29,7 @@ from torch import nn
 
 import spectralclip as sc
 from spectralclip import _block_norms, _bounds, _lanczos_bound
-from spectralclip._bounds import Interval, norm_bounds
+from spectralclip._bounds.norm_bounds import Interval, norm_bounds
 
 DETERMINISTIC = {"exact", "embedding", "every size", "cholesky", "strips"}
 EXAMPLES = settings(
@@ -476,7 +476,7 @@ def test_no_bound_for_every_size(name: str) -> None:
 
 
 def test_no_deterministic_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    certificates = pytest.importorskip("spectralclip._certificates")
+    certificates = pytest.importorskip("spectralclip._bounds.cholesky")
     monkeypatch.setattr(certificates, "deterministic_upper", lambda op, lower, rtol: None)
     monkeypatch.setattr(_bounds, "DENSE_SIDE_DETERMINISTIC", 2)
     layer = nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")

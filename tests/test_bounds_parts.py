@@ -21,10 +21,10 @@ from test_geometry import SAME_EVEN, convolutions, transposed_convolutions
 from torch import nn
 
 import spectralclip as sc
-from spectralclip._block_norms import convolution, embedding_sides, embedding_torus
-from spectralclip._lanczos_bound import Recurrence, continued
-from spectralclip._peaks import Torus, symbol_peak
-from spectralclip._small_matrices import largest_eigenvalue
+from spectralclip._bounds.exact import convolution, embedding_sides, embedding_torus
+from spectralclip._bounds.lanczos import Recurrence, continued
+from spectralclip._spectrum.symbol_peak import Torus, symbol_peak
+from spectralclip._linalg.small_matrices import largest_eigenvalue
 
 
 def zero_padded(layer: Any, in_shape: tuple[int, ...]) -> Any:

@@ -15,12 +15,12 @@ from cases import CASES, HALF_CASES, Case, dense_of, modules, params, parts
 from torch import nn
 from torch.nn.utils import parametrizations
 
-import spectralclip._clip
+import spectralclip._clipping.clip
 from spectralclip import clip_, norm_bounds
-from spectralclip._maps import ConvGeometry, ConvMap
-from spectralclip._metric import TapMetric
-from spectralclip._qp import nonnegative_qp
-from spectralclip._torus import TorusSymbols, clip_on_torus
+from spectralclip._operators.maps import ConvGeometry, ConvMap
+from spectralclip._clipping.tap_metric import TapMetric
+from spectralclip._linalg.qp import nonnegative_qp
+from spectralclip._clipping.douglas_rachford import TorusSymbols, clip_on_torus
 
 NOTHING = "nothing to clip"
 UNMOVED = "does not follow the scale"
@@ -349,7 +349,7 @@ def test_a_failing_clip_leaves_the_layer_as_it_was(
 
     conv = conv2d(3, 4)
     before = conv.weight.clone()
-    monkeypatch.setattr(spectralclip._clip, "norm_bounds", fail)
+    monkeypatch.setattr(spectralclip._clipping.clip, "norm_bounds", fail)
     with pytest.raises(error):
         clip_(conv, 0.1, (3, 6, 6), certify=True)
     assert torch.equal(conv.weight, before)

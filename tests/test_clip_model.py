@@ -133,7 +133,7 @@ def test_nothing_has_changed_when_a_layer_is_refused() -> None:
 
 
 def test_an_interruption_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    import spectralclip._clip_model as clip_model
+    import spectralclip._clipping.clip_model as clip_model
 
     model, real, calls = small_network(), clip_model.clip_, []
 

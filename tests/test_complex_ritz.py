@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spectralclip._complex_ritz import ritz_coefficients
+from spectralclip._training.engine.complex_ritz import ritz_coefficients
 
 Array = np.ndarray[Any, Any]
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from spectralclip import Audit, Comparison, audit, demo, load_digits
-from spectralclip._demo_network import RECIPES, small_network, train
-from spectralclip._pgd import nearest_classes, pgd, predictions
+from spectralclip.demo.network import RECIPES, small_network, train
+from spectralclip.demo.pgd import nearest_classes, pgd, predictions
 
 KEYS = ("unclipped", "layers", "composition", "unclipped-tuned")
 TIMES = "seconds of training"

@@ -16,8 +16,8 @@ from training_cases import assert_identical, true_norm
 
 from spectralclip import audit
 from spectralclip._audit import _estimates
-from spectralclip._audit._estimates import EstimatedLayer, compare_estimates, estimates_sheet
-from spectralclip._audit._table import plain_table
+from spectralclip._audit.estimates import EstimatedLayer, compare_estimates, estimates_sheet
+from spectralclip._audit.table import plain_table
 from spectralclip.methods import _stated
 from spectralclip.methods._stated import Promise, estimators, promises_of
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 import spectralclip as sc
 from spectralclip import methods
-from spectralclip._amx import REMEDY, FaultyProcessorError
+from spectralclip._common.amx import REMEDY, FaultyProcessorError
 
 SHAPE = (3, 6, 6)
 FAULT = "could not create a primitive"

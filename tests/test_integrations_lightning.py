@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from spectralclip import load_digits
-from spectralclip._attachment import Attachment
-from spectralclip.methods.spectral_clip import SpectralClip
+from spectralclip._training.attachment import Attachment
+from spectralclip._training.spectral_clip import SpectralClip
 
 pl = pytest.importorskip(
     "lightning.pytorch", reason="lightning is not installed: it is in the integrations extra"

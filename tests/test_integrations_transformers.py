@@ -12,7 +12,7 @@ import torch
 from integration_parts import METHODS, Scale, assert_equal_weights, dense_norm, differ
 from torch import Tensor, nn
 
-from spectralclip._method import NormWarning
+from spectralclip._training.method import NormWarning
 from spectralclip.integrations._run import moved
 
 hf = pytest.importorskip(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from zoo import BY_NAME, ZOO
 
 from spectralclip import norm_bounds, svds
-from spectralclip._lipschitz._jacobian import jacobian_operator
+from spectralclip._lipschitz.jacobian import jacobian_operator
 
 SMOOTH = [specimen for specimen in ZOO if not specimen.tokens]
 

@@ -23,11 +23,11 @@ from torch.utils._pytree import tree_leaves
 
 import spectralclip as sc
 from spectralclip import _block_norms, _clip
-from spectralclip._block_norms import convolution
-from spectralclip._peaks import Torus, enough_points, symbol_degrees, symbol_peak
-from spectralclip._small_matrices import norm_is_below
-from spectralclip._subspace import lengths, row_products
-from spectralclip._views import View
+from spectralclip._bounds.exact import convolution
+from spectralclip._spectrum.symbol_peak import Torus, enough_points, symbol_degrees, symbol_peak
+from spectralclip._linalg.small_matrices import norm_is_below
+from spectralclip._spectrum.subspace import lengths, row_products
+from spectralclip._bounds.views import View
 
 
 def renewed(layer: Any) -> Any:

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrizations
 
 import spectralclip as sc
-from spectralclip._layers import FoundLayer, find_layers, skipped_layers
+from spectralclip._models.layers import FoundLayer, find_layers, skipped_layers
 
 
 class Block(nn.Module):

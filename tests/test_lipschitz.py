@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from zoo import BY_NAME, ZOO, lived_in
 
 from spectralclip import Interval, norm_bounds
-from spectralclip._lipschitz._bounds import lipschitz_bounds
-from spectralclip._lipschitz._radius import certified_radius
-from spectralclip._lipschitz._result import NetworkBound
+from spectralclip._lipschitz.bounds import lipschitz_bounds
+from spectralclip._lipschitz.radius import certified_radius
+from spectralclip._lipschitz.result import NetworkBound
 
 SMOOTH = [specimen for specimen in ZOO if not specimen.tokens]
 

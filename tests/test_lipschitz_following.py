@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from slopes import Function, jacobian_norms, largest_slope
 from torch import Tensor, nn
 
-from spectralclip._lipschitz._bounds import lipschitz_bounds
-from spectralclip._lipschitz._memory import entries_apart
+from spectralclip._lipschitz.bounds import lipschitz_bounds
+from spectralclip._lipschitz.memory import entries_apart
 
 
 def added_in_place(x: Tensor) -> Tensor:

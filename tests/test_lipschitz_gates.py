@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from slopes import Function
 from torch import Tensor, nn
 
-from spectralclip._lipschitz._bounds import lipschitz_bounds
+from spectralclip._lipschitz.bounds import lipschitz_bounds
 
 ROOT = math.sqrt(2 / math.pi)
 GATED: dict[str, Callable[[Tensor], Tensor]] = {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slopes import jacobian_norms, largest_slope
 from torch import Tensor, nn
 
-from spectralclip._lipschitz._bounds import lipschitz_bounds
+from spectralclip._lipschitz.bounds import lipschitz_bounds
 
 SIDE = 6
 

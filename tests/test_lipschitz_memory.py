@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from slopes import Function, pair_slopes
 from torch import Tensor
 
-from spectralclip._lipschitz._bounds import lipschitz_bounds
+from spectralclip._lipschitz.bounds import lipschitz_bounds
 
 aten = torch.ops.aten
 ZEROS = torch.zeros(16, dtype=torch.long)

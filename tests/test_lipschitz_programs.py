@@ -9,7 +9,7 @@ import torch
 from random_programs import INPUT, Program
 from slopes import climbed
 
-from spectralclip._lipschitz._bounds import lipschitz_bounds
+from spectralclip._lipschitz.bounds import lipschitz_bounds
 
 FEW, MANY, BLOCK = 24, 2000, 100
 

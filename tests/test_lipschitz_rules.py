@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from slopes import Function, dense_norm, jacobian_norms, largest_slope
 from torch import Tensor, nn
 
-from spectralclip._lipschitz._bounds import lipschitz_bounds
-from spectralclip._lipschitz._pooling import adaptive_overlap, overlap
+from spectralclip._lipschitz.bounds import lipschitz_bounds
+from spectralclip._lipschitz.pooling import adaptive_overlap, overlap
 
 # --- Functions of each number by itself ------------------------------------------------------
 

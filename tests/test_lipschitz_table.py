@@ -17,11 +17,11 @@ from operation_draws import DRAWERS, FUNCTIONS, Call, draw_call
 from slopes import Function, steepest
 from torch import Tensor
 
-from spectralclip._lipschitz._bounds import lipschitz_bounds
-from spectralclip._lipschitz._chain_norms import Norms, standard_intervals
-from spectralclip._lipschitz._flow import Flow, Node, Ref, piece
-from spectralclip._lipschitz._following import follow
-from spectralclip._lipschitz._operations import TABLE, rule_of
+from spectralclip._lipschitz.bounds import lipschitz_bounds
+from spectralclip._lipschitz.chain_norms import Norms, standard_intervals
+from spectralclip._lipschitz.flow import Flow, Node, Ref, piece
+from spectralclip._lipschitz.following import follow
+from spectralclip._lipschitz.operations import TABLE, rule_of
 
 assert operation_draws_affine and operation_draws_bent and operation_draws_products
 

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import spectralclip
-from spectralclip.digits import load_digits
+from spectralclip.demo.digits import load_digits
 
 ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ROOT / "src" / "spectralclip" / "data" / "digits.npz"
@@ -96,7 +96,7 @@ INSPECT_INSTALLED = """
 import importlib.util, json
 from importlib.resources import files
 import spectralclip
-from spectralclip.digits import load_digits
+from spectralclip.demo.digits import load_digits
 
 print(json.dumps({
     "version": spectralclip.__version__,

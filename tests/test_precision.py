@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import spectralclip as sc
-from spectralclip._precision import full_precision
+from spectralclip._linalg.precision import full_precision
 from tests.cases import dense_of
 from tests.devices_sim import tf32_products
 

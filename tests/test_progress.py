@@ -11,7 +11,7 @@ from torch import nn
 
 import spectralclip as sc
 from spectralclip import _progress
-from spectralclip._progress import Steps, shown
+from spectralclip._common.progress import Steps, shown
 
 
 class Clock:

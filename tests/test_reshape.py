@@ -29,7 +29,7 @@ from torch.nn.utils import parametrizations
 
 import spectralclip as sc
 from spectralclip import _weight_metric
-from spectralclip._reshape import set_spectrum_
+from spectralclip._clipping.set_spectrum import set_spectrum_
 
 MORE = [
     # The factors of the norm are those of entries, not of channels.

@@ -30,7 +30,7 @@ from torch.nn.utils import parametrizations
 
 import spectralclip as sc
 from spectralclip import Exact, Lanczos, LinearOperator, PowerQR, Spectrum, svds
-from spectralclip._subspace import rows_lq
+from spectralclip._spectrum.subspace import rows_lq
 
 SOLVERS: dict[str, Any] = {"auto": "auto", "lanczos": Lanczos(), "exact": Exact()}
 
@@ -480,7 +480,7 @@ def test_unconverged_norm_warns() -> None:
     found = svds(op, (1, 2500), 1, tol=1e-14, solver=Lanczos(max_applications=30))
     assert not found.converged
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("spectralclip._svds._choose", lambda op, k: Lanczos(max_applications=30))
+        patch.setattr("spectralclip._spectrum.svds._choose", lambda op, k: Lanczos(max_applications=30))
         with pytest.warns(sc.ConvergenceWarning, match="Linear.*tol"):
             sc.spectral_norm(op, (1, 2500), tol=1e-14)
 

@@ -20,7 +20,7 @@ pytest.importorskip("vl_convert")
 
 from spectralclip import cli
 from spectralclip._audit import Audit, audit
-from spectralclip._text import LONGEST, shown_reason
+from spectralclip._common.text import LONGEST, shown_reason
 
 STRANGE = {
     "NUL": "\x00",

@@ -9,9 +9,9 @@ from cases import dense_of
 from torch import Tensor, nn
 
 from spectralclip import LinearOperator, as_operator
-from spectralclip._affine import AffineFunction
-from spectralclip._norm_check import live_operator
-from spectralclip._track import RitzTracker
+from spectralclip._operators.affine import AffineFunction
+from spectralclip._training.engine.norm_check import live_operator
+from spectralclip._spectrum.warm_tracker import RitzTracker
 
 
 def operator_of(weight: Tensor) -> LinearOperator:

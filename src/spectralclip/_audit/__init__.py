@@ -13,19 +13,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from spectralclip._audit._examine import Request
-from spectralclip._audit._geometry import type_name
-from spectralclip._audit._layer import LayerAudit
-from spectralclip._audit._left_out import NETWORK, NOT_CERTIFIED, with_verdicts
-from spectralclip._audit._record import Audit, Comparison
-from spectralclip._audit._rows import Book, Row, find_rows, jobs_for
-from spectralclip._audit._work import Workers, check_workers, examined, from_first_rank
-from spectralclip._forward_pass import left_as_it_was, unwrapped
-from spectralclip._graph import tensors_in
-from spectralclip._layers import ExampleInputs, skipped_layers, with_kwargs
-from spectralclip._lipschitz._bounds import lipschitz_bounds
-from spectralclip._lipschitz._result import NetworkBound
-from spectralclip._progress import Progress, shown
+from spectralclip._audit.examine import Request
+from spectralclip._audit.geometry import type_name
+from spectralclip._audit.layer import LayerAudit
+from spectralclip._audit.left_out import NETWORK, NOT_CERTIFIED, with_verdicts
+from spectralclip._audit.record import Audit, Comparison
+from spectralclip._audit.rows import Book, Row, find_rows, jobs_for
+from spectralclip._audit.work import Workers, check_workers, examined, from_first_rank
+from spectralclip._models.forward_pass import left_as_it_was, unwrapped
+from spectralclip._models.call_graph import tensors_in
+from spectralclip._models.layers import ExampleInputs, skipped_layers, with_kwargs
+from spectralclip._lipschitz.bounds import lipschitz_bounds
+from spectralclip._lipschitz.result import NetworkBound
+from spectralclip._common.progress import Progress, shown
 
 __all__ = ["Audit", "Comparison", "LayerAudit", "audit"]
 

@@ -18,7 +18,7 @@ import typer
 
 from spectralclip import __version__
 from spectralclip._audit import audit as audit_model
-from spectralclip._audit._estimates import compare_estimates
+from spectralclip._audit.estimates import compare_estimates
 from spectralclip.cli import _output, _weights_file
 from spectralclip.cli._clip_file import clip_checkpoint_, require_output
 from spectralclip.cli._guard import Commands, guarded

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from spectralclip._atomic import require_writable
-from spectralclip._clip import ClipResult
-from spectralclip._clip_model import clip_found_layers_, layer_targets
-from spectralclip._forward_pass import unwrapped
-from spectralclip._layers import Compose, ExampleInputs, FoundLayer, find_layers
-from spectralclip._svds import spectral_norm
+from spectralclip._common.files import require_writable
+from spectralclip._clipping.clip import ClipResult
+from spectralclip._clipping.clip_model import clip_found_layers_, layer_targets
+from spectralclip._models.forward_pass import unwrapped
+from spectralclip._models.layers import Compose, ExampleInputs, FoundLayer, find_layers
+from spectralclip._spectrum.svds import spectral_norm
 from spectralclip.cli import _weights_file
 from spectralclip.cli._problems import Problem, cannot, listed
 from spectralclip.cli._weights_file import Checkpoint, Fit

@@ -15,12 +15,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
-from spectralclip._affine import evaluation_mode
-from spectralclip._amx import explained
-from spectralclip._atomic import require_writable, write_texts
-from spectralclip._audit._record import Audit
-from spectralclip._forward_pass import left_as_it_was, unwrapped
-from spectralclip._graph import tensors_in
+from spectralclip._operators.affine import evaluation_mode
+from spectralclip._common.amx import explained
+from spectralclip._common.files import require_writable, write_texts
+from spectralclip._audit.record import Audit
+from spectralclip._models.forward_pass import left_as_it_was, unwrapped
+from spectralclip._models.call_graph import tensors_in
 from spectralclip.cli import _output, _weights_file
 from spectralclip.cli._example_inputs import SYNTAX, example_inputs, parse_input
 from spectralclip.cli._input_files import LARGEST_TEXT, LARGEST_WEIGHTS, read_text
@@ -28,7 +28,7 @@ from spectralclip.cli._model_source import Source, load, parse_options
 from spectralclip.cli._problems import Problem, cannot, listed, one_line
 
 if TYPE_CHECKING:
-    from spectralclip._audit._record import Comparison
+    from spectralclip._audit.record import Comparison
 
 STANDARD_OUTPUT = "-"
 

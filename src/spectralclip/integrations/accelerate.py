@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from spectralclip._attachment import Attachment, Schedule
-from spectralclip._clip_model import Targets
-from spectralclip._layers import ExampleInputs, Pairs
-from spectralclip._method import Method
-from spectralclip._train import attach
+from spectralclip._training.attachment import Attachment, Schedule
+from spectralclip._clipping.clip_model import Targets
+from spectralclip._models.layers import ExampleInputs, Pairs
+from spectralclip._training.method import Method
+from spectralclip._training.attach import attach
 from spectralclip.integrations._missing import missing
 from spectralclip.integrations._run import moved
 

@@ -7,11 +7,11 @@ from typing import Any, final
 
 from torch import Tensor
 
-from spectralclip._attachment import Attachment, Schedule
-from spectralclip._clip import ClipResult
-from spectralclip._clip_model import Targets
-from spectralclip._layers import ExampleInputs, Pairs
-from spectralclip._method import Method
+from spectralclip._training.attachment import Attachment, Schedule
+from spectralclip._clipping.clip import ClipResult
+from spectralclip._clipping.clip_model import Targets
+from spectralclip._models.layers import ExampleInputs, Pairs
+from spectralclip._training.method import Method
 from spectralclip.integrations._missing import missing
 from spectralclip.integrations._run import Certify, Run
 

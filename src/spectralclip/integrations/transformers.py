@@ -10,11 +10,11 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from spectralclip._attachment import Attachment, Schedule
-from spectralclip._clip import ClipResult
-from spectralclip._clip_model import Targets
-from spectralclip._layers import ExampleInputs, Pairs
-from spectralclip._method import Method, NormWarning
+from spectralclip._training.attachment import Attachment, Schedule
+from spectralclip._clipping.clip import ClipResult
+from spectralclip._clipping.clip_model import Targets
+from spectralclip._models.layers import ExampleInputs, Pairs
+from spectralclip._training.method import Method, NormWarning
 from spectralclip.integrations._missing import missing
 from spectralclip.integrations._run import Certify, Run
 

@@ -32,5 +32,5 @@ from spectralclip.methods.parametrize import true_spectral_norm as true_spectral
 from spectralclip.methods.sedghi import Sedghi as Sedghi
 from spectralclip.methods.senderovich import Senderovich as Senderovich
 from spectralclip.methods.soc import SOC as SOC
-from spectralclip.methods.spectral_clip import SpectralClip as SpectralClip
+from spectralclip._training.spectral_clip import SpectralClip as SpectralClip
 from spectralclip.methods.virmaux import Virmaux as Virmaux

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from spectralclip._affine import AffineFunction, Shape, evaluation_mode, unchanged_rng
-from spectralclip._explicit import build_maps, explicit_maps
-from spectralclip._operator import LinearOperator
+from spectralclip._operators.affine import AffineFunction, Shape, evaluation_mode, unchanged_rng
+from spectralclip._operators.build import build_maps, explicit_maps
+from spectralclip._operators.operator import LinearOperator
 
 _SLOTS = ("__dict__", "__weakref__")
 

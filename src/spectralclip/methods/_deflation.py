@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from spectralclip._affine import Layer, Shape, plain_numerics
-from spectralclip._operator import LinearOperator, as_operator
-from spectralclip._subspace import ROUNDING, tall_qr
-from spectralclip._svds import Spectrum
+from spectralclip._operators.affine import Layer, Shape, plain_numerics
+from spectralclip._operators.operator import LinearOperator, as_operator
+from spectralclip._spectrum.subspace import ROUNDING, tall_qr
+from spectralclip._spectrum.svds import Spectrum
 from spectralclip.methods._domain import affine_only
 from spectralclip.methods._power import SETTLED, power_method, random_start
 from spectralclip.methods._settings import check_count, check_positive

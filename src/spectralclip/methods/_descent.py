@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from spectralclip._affine import AffineFunction, unchanged_rng
-from spectralclip._explicit import is_plain
+from spectralclip._operators.affine import AffineFunction, unchanged_rng
+from spectralclip._operators.build import is_plain
 
 # Weights that have grown so much do not come back: the step is too long for the layer.
 _HOPELESS_GROWTH = 1e6

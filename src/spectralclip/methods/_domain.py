@@ -10,11 +10,11 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from spectralclip._affine import NotAffineError, describe
-from spectralclip._explicit import is_plain
-from spectralclip._layers import FoundLayer
-from spectralclip._precision import wide
-from spectralclip._slots import CONVS, TRANSPOSED, BatchNorm
+from spectralclip._operators.affine import NotAffineError, describe
+from spectralclip._operators.build import is_plain
+from spectralclip._models.layers import FoundLayer
+from spectralclip._linalg.precision import wide
+from spectralclip._training.engine.constrained_layer import CONVS, TRANSPOSED, BatchNorm
 
 DENSE = (nn.Linear,)
 WEIGHTED = (*DENSE, *CONVS, *TRANSPOSED)

@@ -10,10 +10,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from spectralclip._attachment_state import saved_vectors
-from spectralclip._batch_norms import clamp_batch_norm_
-from spectralclip._layers import FoundLayer
-from spectralclip._method import Keeper, warn
+from spectralclip._training.state import saved_vectors
+from spectralclip._clipping.batch_norm import clamp_batch_norm_
+from spectralclip._models.layers import FoundLayer
+from spectralclip._training.method import Keeper, warn
 from spectralclip.methods._domain import is_batch_norm
 from spectralclip.methods._live import LiveLayer
 from spectralclip.methods._power import power_method

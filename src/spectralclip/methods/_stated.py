@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, final
 
 from torch import nn
 
-from spectralclip._method import Method
+from spectralclip._training.method import Method
 from spectralclip.methods._registry import available, get
 
 Estimator: TypeAlias = Callable[..., "float | None"]

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectralclip._layers import FoundLayer
-from spectralclip._method import Keeper, Method, warn
-from spectralclip._sharing import Sharing
+from spectralclip._models.layers import FoundLayer
+from spectralclip._training.method import Keeper, Method, warn
+from spectralclip._training.distributed.sharing import Sharing
 from spectralclip.methods._domain import require
 from spectralclip.methods._stated import Promise
 

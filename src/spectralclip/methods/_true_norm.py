@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
-from spectralclip._affine import Shape, plain_numerics
-from spectralclip._check import check_affine
-from spectralclip._operator import LinearOperator
-from spectralclip._ritz import fresh_ritz
-from spectralclip._svds import svds
-from spectralclip._track import RitzTracker, Tracked
+from spectralclip._operators.affine import Shape, plain_numerics
+from spectralclip._operators.check_affine import check_affine
+from spectralclip._operators.operator import LinearOperator
+from spectralclip._spectrum.ritz import fresh_ritz
+from spectralclip._spectrum.svds import svds
+from spectralclip._spectrum.warm_tracker import RitzTracker, Tracked
 from spectralclip.methods._bare import BareLayer
 from spectralclip.methods._domain import OutsideDomain
 

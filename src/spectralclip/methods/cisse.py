@@ -11,12 +11,12 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from spectralclip._affine import Layer, Shape
-from spectralclip._attachment_state import saved_vectors
-from spectralclip._layers import FoundLayer
-from spectralclip._method import Keeper, Method, warn
-from spectralclip._sharing import Sharing
-from spectralclip._slots import CONVS, Slot
+from spectralclip._operators.affine import Layer, Shape
+from spectralclip._training.state import saved_vectors
+from spectralclip._models.layers import FoundLayer
+from spectralclip._training.method import Keeper, Method, warn
+from spectralclip._training.distributed.sharing import Sharing
+from spectralclip._training.engine.constrained_layer import CONVS, Slot
 from spectralclip.methods._domain import (
     DENSE,
     finite_estimate,

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from spectralclip._affine import Layer, Shape, plain_numerics
-from spectralclip._layers import FoundLayer
-from spectralclip._method import Keeper, Method, warn
-from spectralclip._sharing import Sharing
+from spectralclip._operators.affine import Layer, Shape, plain_numerics
+from spectralclip._models.layers import FoundLayer
+from spectralclip._training.method import Keeper, Method, warn
+from spectralclip._training.distributed.sharing import Sharing
 from spectralclip.methods._circulant import why_not_circulant
 from spectralclip.methods._domain import finite_estimate, require, sole_module
 from spectralclip.methods._gram import (

@@ -8,10 +8,10 @@ from typing import ClassVar, final
 
 import torch
 
-from spectralclip._affine import Layer, Shape
-from spectralclip._layers import FoundLayer
-from spectralclip._method import Keeper, Method
-from spectralclip._sharing import Sharing
+from spectralclip._operators.affine import Layer, Shape
+from spectralclip._models.layers import FoundLayer
+from spectralclip._training.method import Keeper, Method
+from spectralclip._training.distributed.sharing import Sharing
 from spectralclip.methods._domain import WEIGHTED, finite_estimate, require, why_not_plain
 from spectralclip.methods._power import power_norm
 from spectralclip.methods._scaler import Scaler

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from spectralclip._layers import FoundLayer
-from spectralclip._method import Keeper, Method, warn
-from spectralclip._sharing import Sharing
+from spectralclip._models.layers import FoundLayer
+from spectralclip._training.method import Keeper, Method, warn
+from spectralclip._training.distributed.sharing import Sharing
 from spectralclip.methods._followed import FollowedLayer, Schedule
 from spectralclip.methods._live import LiveLayer
 from spectralclip.methods._settings import check_count, check_positive

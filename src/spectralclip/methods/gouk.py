@@ -9,11 +9,11 @@ from typing import ClassVar, final
 
 import torch
 
-from spectralclip._affine import Layer, Shape
-from spectralclip._batch_norms import clamp_batch_norm_
-from spectralclip._layers import FoundLayer
-from spectralclip._method import Keeper, Method
-from spectralclip._sharing import Sharing
+from spectralclip._operators.affine import Layer, Shape
+from spectralclip._clipping.batch_norm import clamp_batch_norm_
+from spectralclip._models.layers import FoundLayer
+from spectralclip._training.method import Keeper, Method
+from spectralclip._training.distributed.sharing import Sharing
 from spectralclip.methods._domain import (
     WEIGHTED,
     finite_estimate,

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from spectralclip._affine import Layer, as_shape, plain_numerics
-from spectralclip._explicit import is_plain
-from spectralclip._layers import FoundLayer
-from spectralclip._method import Keeper, Method
-from spectralclip._numbers import positive_number
-from spectralclip._sharing import Sharing
-from spectralclip._slots import BatchNorm
-from spectralclip._svds import spectral_norm
+from spectralclip._operators.affine import Layer, as_shape, plain_numerics
+from spectralclip._operators.build import is_plain
+from spectralclip._models.layers import FoundLayer
+from spectralclip._training.method import Keeper, Method
+from spectralclip._common.numbers import positive_number
+from spectralclip._training.distributed.sharing import Sharing
+from spectralclip._training.engine.constrained_layer import BatchNorm
+from spectralclip._spectrum.svds import spectral_norm
 from spectralclip.methods._bare import scales_with
 from spectralclip.methods._domain import (
     WEIGHTED,

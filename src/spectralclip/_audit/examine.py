@@ -1,0 +1,194 @@
+"""All numbers of one operator: norm, leading values, Frobenius norm, what torch would see."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+from spectralclip._operators.affine import Shape, evaluation_mode, plain_numerics
+from spectralclip._audit.frobenius import frobenius_norm
+from spectralclip._bounds.norm_bounds import Interval, norm_bounds
+from spectralclip._operators.build import is_plain
+from spectralclip._models.fsdp import unhooked
+from spectralclip._operators.operator import LinearOperator, as_operator
+from spectralclip._linalg.precision import wide
+from spectralclip._spectrum.svds import svds
+
+BATCH_NORM = nn.modules.batchnorm._BatchNorm
+_TRANSPOSED = nn.modules.conv._ConvTransposeNd
+_LARGEST_GRAM = 1024  # side of a matrix whose eigenvalues are all computed, for one of them
+
+
+class Request(NamedTuple):
+    """How accurate, how many values, how sure; `tol` is the accuracy of the values."""
+
+    k: int
+    rtol: float
+    failure: float
+    deterministic: bool
+    seed: int
+    tol: float
+
+    def generator(self) -> torch.Generator:
+        """A new source of random numbers, the same each time."""
+        return torch.Generator("cpu").manual_seed(self.seed)
+
+
+@final
+@dataclass(frozen=True)
+class Findings:
+    """What is known of an operator, in plain values.
+
+    Attributes:
+        error: Why nothing is; else empty.
+        intervals: The norm at each input shape.
+        in_shape: The shape at which the norm is largest; all that follows is at this one.
+        out_shape: Of its output there.
+        values: Leading singular values; empty if only the norm was asked for.
+        frobenius: Frobenius norm, and whether it is exact.
+        frobenius_is_exact: Whether it is known up to rounding.
+        reshaped_norm: What torch would see, where there is one kernel.
+        batch_norm: The product of the norms of the batch norms, if there are any.
+    """
+
+    error: str = ""
+    intervals: Mapping[Shape, Interval] = field(default_factory=dict)
+    in_shape: Shape = ()
+    out_shape: Shape = ()
+    values: tuple[float, ...] = ()
+    frobenius: float = 0.0
+    frobenius_is_exact: bool = True
+    reshaped_norm: float | None = None
+    batch_norm: float | None = None
+
+    def norm(self, shape: Shape) -> float:
+        """The best single number for the norm at a shape: a leading value, within the interval."""
+        interval = self.intervals[shape]
+        found = self.values[0] if self.values and shape == self.in_shape else 0.0
+        return min(max(found, interval.lower), interval.upper)
+
+
+def examine(
+    modules: Sequence[nn.Module], shapes: Sequence[Shape], request: Request, *, whole: bool
+) -> Findings:
+    """What is known of a layer or chain; only its norms, unless the `whole` is asked for.
+
+    What goes wrong is said in the findings: one odd layer is to spoil no audit.
+    """
+    try:
+        with evaluation_mode(modules), plain_numerics(), torch.no_grad():
+            return _findings(modules, shapes, request, whole)
+    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+        return Findings(error=str(error) or type(error).__name__)
+
+
+def _findings(
+    modules: Sequence[nn.Module], shapes: Sequence[Shape], request: Request, whole: bool
+) -> Findings:
+    intervals = {shape: bounded(modules, shape, request) for shape in shapes}
+    worst = max(shapes, key=lambda shape: intervals[shape].upper)
+    op = as_operator(_composition(modules), worst)
+    if not whole:
+        return Findings("", intervals, worst, op.out_shape)
+    frobenius, exact = frobenius_norm(op, request.generator())
+    values = _leading_values(op, request)
+    if not all(map(math.isfinite, (frobenius, *values))):
+        raise ValueError(f"The spectrum of {op.name} is not finite: its weights are too large.")
+    return Findings(
+        "",
+        intervals,
+        worst,
+        op.out_shape,
+        values,
+        frobenius,
+        exact,
+        _reshaped_norm(modules, intervals[worst]),
+        _batch_norm(op),
+    )
+
+
+def bounded(modules: Sequence[nn.Module], shape: Shape, request: Request) -> Interval:
+    """The norm of the composition at an input shape, as certain as was asked for."""
+    return norm_bounds(
+        _composition(modules),
+        shape,
+        rtol=request.rtol,
+        failure=request.failure,
+        deterministic=request.deterministic,
+        generator=request.generator(),
+    )
+
+
+def _composition(modules: Sequence[nn.Module]) -> nn.Module | list[nn.Module]:
+    """As errors are to name it."""
+    return modules[0] if len(modules) == 1 else list(modules)
+
+
+def row_shape(modules: Sequence[nn.Module], shape: Shape) -> Shape:
+    """The shape of one row, where the modules act on each row of their input alone.
+
+    A dense layer on (tokens, features) is one matrix for each token: the norm is that of the
+    matrix, and its singular values, each as often as there are tokens, would say nothing more.
+    """
+    parts = map(unhooked, modules)
+    rowwise = all(is_plain(part, nn.Linear, nn.Embedding) or _is_conv1d(part) for part in parts)
+    return shape[-1:] if rowwise else shape
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """Whether it is the dense layer of transformers that goes by this name."""
+    cls = type(module)
+    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    return cls.__name__ == "Conv1D" and cls.__module__.startswith("transformers.") and not hooked
+
+
+def _leading_values(op: LinearOperator, request: Request) -> tuple[float, ...]:
+    k = min(request.k, *op.shape)
+    found = svds(op, op.in_shape, k, tol=request.tol, generator=request.generator())
+    return tuple(max(0.0, float(value)) for value in found.S)
+
+
+def _batch_norm(op: LinearOperator) -> float | None:
+    """The product of the norms of the batch norms in a composition."""
+    pairs = zip(op.function.stages, op.function.shapes, strict=False)
+    norms = [(stage.layer, shape) for stage, shape in pairs if isinstance(stage.layer, BATCH_NORM)]
+    if not norms or len(op.function.stages) == 1:
+        return None
+    return math.prod(norm_bounds(layer, shape).upper for layer, shape in norms)
+
+
+def _reshaped_norm(modules: Sequence[nn.Module], interval: Interval) -> float | None:
+    """The largest singular value of the one kernel as a matrix, as torch's spectral_norm has it."""
+    kernels = [part for part in modules if _kernel(part) is not None]
+    if len(kernels) != 1:
+        return None
+    if len(modules) == 1 and is_plain(modules[0], nn.Linear) and interval.kind == "exact":
+        return (interval.lower + interval.upper) / 2  # the kernel is the operator
+    weight = _kernel(kernels[0])
+    assert weight is not None
+    # As in torch: transposed convolutions have the output channels second.
+    matrix = weight.movedim(int(isinstance(kernels[0], _TRANSPOSED)), 0).flatten(1)
+    return _matrix_norm(matrix)
+
+
+def _kernel(module: nn.Module) -> Tensor | None:
+    weight: Any = getattr(module, "weight", None)
+    return weight.detach() if isinstance(weight, Tensor) and weight.ndim >= 2 else None
+
+
+def _matrix_norm(matrix: Tensor) -> float:
+    matrix = wide(matrix)
+    if min(matrix.shape) <= _LARGEST_GRAM:
+        scale = float(matrix.abs().max()) or 1.0  # squares are to stay in range
+        small = matrix / scale if matrix.shape[0] <= matrix.shape[1] else matrix.T / scale
+        return scale * math.sqrt(max(0.0, float(torch.linalg.eigvalsh(small @ small.T)[-1])))
+    shape = (matrix.shape[1],)
+    linear = functools.partial(nn.functional.linear, weight=matrix)
+    op = as_operator(linear, shape, dtype=matrix.dtype, device=matrix.device)
+    return float(svds(op, shape, 1, tol=1e-4).S[0])

@@ -1,0 +1,165 @@
+"""The rows of an audit: which layers and chains a model has, and what is said of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, final
+
+from torch import nn
+
+from spectralclip._operators.affine import Shape
+from spectralclip._audit.examine import BATCH_NORM, Findings, Request, bounded, row_shape
+from spectralclip._audit.geometry import geometry_of, kind_of
+from spectralclip._audit.layer import LayerAudit
+from spectralclip._audit.remarks import Numbers, compensates, remark_on
+from spectralclip._audit.work import Job
+from spectralclip._bounds.norm_bounds import Interval
+from spectralclip._models.fsdp import gathered
+from spectralclip._models.layers import ExampleInputs, FoundLayer, find_layers
+
+Key: TypeAlias = tuple[int, ...]
+"""A composition by the identities of its modules."""
+
+
+@final
+@dataclass(frozen=True)
+class Row:
+    """A layer or chain, before it is examined, at shapes of one row where it acts on rows."""
+
+    layer: FoundLayer
+    role: Literal["layer", "chain"]
+    shapes: tuple[Shape, ...]
+
+    @property
+    def without_batch_norm(self) -> tuple[nn.Module, ...]:
+        """The rest of a chain that has batch norm in it; empty for others."""
+        modules = self.layer.modules
+        rest = tuple(module for module in modules if not isinstance(module, BATCH_NORM))
+        return rest if self.role == "chain" and len(rest) < len(modules) else ()
+
+
+def find_rows(model: nn.Module, example_inputs: ExampleInputs) -> list[Row]:
+    """Each layer, and each chain behind the last of its layers; pairs before longer chains."""
+    layers = find_layers(model, example_inputs, False)
+    pairs = find_layers(model, example_inputs, True)
+    chains = {**pairs, **find_layers(model, example_inputs, "chains")}
+    behind: dict[str, list[FoundLayer]] = {}
+    for chain in chains.values():
+        parts = [name for name in chain.name.split("+") if name in layers]
+        if len(chain.modules) > 1 and parts:
+            behind.setdefault(parts[-1], []).append(chain)
+    rows: list[Row] = []
+    for name, layer in layers.items():
+        rows.append(_row(layer, "layer"))
+        rows += [_row(chain, "chain") for chain in behind.get(name, [])]
+    return rows
+
+
+def _row(layer: FoundLayer, role: Literal["layer", "chain"]) -> Row:
+    shapes = dict.fromkeys(row_shape(layer.modules, shape) for shape in layer.in_shapes)
+    return Row(layer, role, tuple(shapes))
+
+
+def key_of(modules: Sequence[nn.Module]) -> Key:
+    """What a composition is known by."""
+    return tuple(map(id, modules))
+
+
+def jobs_for(rows: Sequence[Row]) -> dict[Key, Job]:
+    """One job for each composition: those of the rows, and chains without their batch norm."""
+    jobs = {
+        key_of(row.layer.modules): Job(row.layer.name, row.layer.modules, row.shapes, True)
+        for row in rows
+    }
+    for row in rows:
+        rest = row.without_batch_norm
+        if rest and key_of(rest) not in jobs:
+            name = f"{row.layer.name} without batch norm"
+            jobs[key_of(rest)] = Job(name, rest, row.shapes, False)
+    return jobs
+
+
+@final
+class Book:
+    """What was found, by composition; intervals that nobody has asked for yet are added."""
+
+    def __init__(self, findings: Mapping[Key, Findings], request: Request) -> None:
+        self._findings = findings
+        self._request = request
+        self._added: dict[tuple[Key, Shape], Interval] = {}
+
+    def interval_of(self, modules: Sequence[nn.Module], in_shape: Sequence[int]) -> Interval:
+        """The norm of a composition, from the book or computed now.
+
+        Raises:
+            ValueError: It has none.
+        """
+        key, shape = key_of(modules), row_shape(modules, tuple(in_shape))
+        known = self._findings.get(key)
+        if known is not None and shape in known.intervals:
+            return known.intervals[shape]
+        if (key, shape) not in self._added:
+            whole = [gathered(module) for module in modules]
+            self._added[key, shape] = bounded(whole, shape, self._request)
+        return self._added[key, shape]
+
+    def layers(self, rows: Sequence[Row]) -> Iterator[tuple[str, LayerAudit | str]]:
+        """For each row what is said of it, or why there is nothing to say."""
+        chains = {
+            id(module): row.layer.name
+            for row in reversed(rows)
+            for module in row.layer.modules
+            if row.role == "chain"
+        }
+        for row in rows:
+            findings = self._findings[key_of(row.layer.modules)]
+            chain = chains.get(id(row.layer.modules[0]), "") if row.role == "layer" else ""
+            yield row.layer.name, findings.error or self._layer(row, findings, chain)
+
+    def _layer(self, row: Row, findings: Findings, chain: str) -> LayerAudit:
+        layer, shape = row.layer, findings.in_shape
+        interval, norm = findings.intervals[shape], findings.norm(shape)
+        values = _within(findings.values, interval)
+        numbers = Numbers(
+            interval,
+            norm,
+            values[1] if len(values) > 1 else 0.0,
+            findings.reshaped_norm,
+            findings.batch_norm,
+            self._without_batch_norm(row, shape),
+            chain,
+        )
+        own = {id(p): p.numel() for module in layer.modules for p in module.parameters()}
+        return LayerAudit(
+            name=layer.name,
+            role=row.role,
+            parts=tuple(layer.name.split("+")),
+            kind=kind_of(layer.modules),
+            geometry=geometry_of(layer.modules, shape, findings.out_shape),
+            in_shape=shape,
+            out_shape=findings.out_shape,
+            uses=layer.uses,
+            parameters=sum(own.values()),
+            shared=layer.shared,
+            norm=interval,
+            singular_values=values,
+            frobenius=findings.frobenius,
+            frobenius_is_exact=findings.frobenius_is_exact,
+            stable_rank=(findings.frobenius / norm) ** 2 if norm else 0.0,
+            reshaped_norm=numbers.reshaped_norm,
+            batch_norm=numbers.batch_norm,
+            linear=numbers.linear,
+            compensates=compensates(numbers),
+            remark=remark_on(numbers),
+        )
+
+    def _without_batch_norm(self, row: Row, shape: Shape) -> float | None:
+        findings = self._findings.get(key_of(row.without_batch_norm))
+        return None if findings is None or findings.error else findings.norm(shape)
+
+
+def _within(values: Sequence[float], interval: Interval) -> tuple[float, ...]:
+    """Values found to a tolerance, as far as the interval knows better."""
+    first = max(values[0], interval.lower) if values else 0.0
+    return tuple(min(value, interval.upper) for value in (first, *values[1:]))

@@ -1,0 +1,286 @@
+"""Deterministic upper bounds on the norm of a layer, by Cholesky factorization.
+
+If `u^2 I - A` has a Cholesky factor, for `A = M^T M` or `A = M M^T`, then `||M|| <= u`. A guess
+just above a Lanczos value therefore turns that value into an interval. For a layer with spatial
+axes A is block-banded: the factorization runs along the image and keeps a few blocks at a time.
+Where the image is too large for that, it is cut into strips.
+
+*Why this is a proof in floating point.* Nothing is assumed about how the factor L was found. Let
+B be the symmetric matrix that was formed in place of A. Then
+
+    lambda_max(A) <= u^2 + ||u^2 I - B - L L^T||_2 + ||B - A||_2.
+
+The residual is computed block by block, and its 2-norm is at most the Frobenius norm. To compute
+an entry from K products loses at most `gamma_K` times the sum of their absolute values, whatever
+the order of summation (Higham 2002, section 3.1). For the residual these are the entries of
+`|L| |L|^T + |u^2 I - B|`, with absolute values taken entrywise: in norm at most
+`||L||_F^2 + ||u^2 I - B||_F`. For B it is `rounding`. Only the lower triangle of B is
+used, so that it is symmetric.
+
+This model of rounding is that of matrix products and convolutions in float64 as libraries compute
+them. A layer that has to be applied through its own code is taken to round no worse than a dense
+matrix would.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from spectralclip._operators.affine import plain_numerics
+from spectralclip._bounds.banded import BandedGram, bandwidth, coupling
+from spectralclip._operators.maps import (
+    AutogradMap,
+    ConvMap,
+    DenseMap,
+    DiagonalMap,
+    IdentityMap,
+    LinearMap,
+    ScalarMap,
+    TransposedMap,
+)
+from spectralclip._operators.operator import LinearOperator
+from spectralclip._bounds.strips import Strip, largest_eigenvalue, shortened, strips
+from spectralclip._spectrum.svds import svds
+
+# What is still worth a certificate, in multiplications and in numbers held: some two minutes of
+# one core, and a gigabyte and a half.
+_WORK, _NUMBERS = 1.5e12, 2e8
+# Axes longer than this, or that many positions beside an axis, are not even looked at.
+_LONGEST = 2048
+# Guesses at the squared norm, in units of the first one's margin.
+_MARGINS = (1.0, 5.0, 20.0, 100.0)
+
+
+@plain_numerics()
+def deterministic_upper(op: LinearOperator, lower: float, rtol: float) -> tuple[float, str] | None:
+    """An upper bound on the norm of an operator that holds without any chance of failure.
+
+    Args:
+        op: The operator, in float64.
+        lower: A lower bound, as from Lanczos; a sharper one is looked for.
+        rtol: How far above the norm the bound should lie at most. A factorization stays within
+            1e-4 as a rule. Strips are as wide as this asks for, or as the work allows.
+
+    Returns:
+        The bound and its kind, "cholesky" or "strips"; None where the layer is too large.
+
+    Raises:
+        ValueError: The operator is not in float64.
+    """
+    if op.dtype != torch.float64:
+        raise ValueError(
+            f"A certificate for {op.name} needs float64, got {op.dtype}: make the operator by "
+            "as_operator(layer, in_shape, dtype=torch.float64)."
+        )
+    balanced, scale = op.balanced()
+    gram = _cheapest(balanced)
+    if gram is not None:
+        sharper = float(svds(balanced, balanced.in_shape, 1, tol=1e-6).S[0])
+        guess = max(lower * scale, sharper) ** 2
+        kind, square = "cholesky", _certified(gram, guess, min(2e-4, max(rtol, 4e-6)))
+    else:
+        kind, square = "strips", _strip_square(balanced, rtol)
+    if square is None:
+        return None
+    return math.sqrt(square) * (1 + 2.0**-50) / scale, kind
+
+
+def _cheapest(op: LinearOperator) -> BandedGram | None:
+    """The side and the axis with the least work, if that is little enough."""
+    if any(isinstance(map_, AutogradMap) and map_.source.size > _LONGEST for map_ in op.maps):
+        return None
+    found = []
+    for maps in (op.adjoint().maps, op.maps):
+        shape = maps[0].source.shape
+        for axis in range(1, max(2, len(shape))):
+            beside = math.prod(n for other, n in enumerate(shape) if other not in (0, axis))
+            if max(beside, *shape[1:], 1) <= _LONGEST:
+                found.append(_gram(maps, axis, op.device))
+    fitting = [gram for gram in found if gram.work <= _WORK and gram.numbers <= _NUMBERS]
+    return min(fitting, key=lambda gram: gram.work, default=None)
+
+
+def _gram(
+    maps: Sequence[LinearMap],
+    axis: int,
+    device: torch.device,
+    weights: Mapping[int, Tensor] | None = None,
+) -> BandedGram:
+    """The Gram matrix, from a shorter image where there is one: on the outputs of a convolution."""
+    map_, short = maps[0], None
+    if len(maps) == 1 and isinstance(map_, TransposedMap) and isinstance(map_.inner, ConvMap):
+        short = shortened(map_.inner, axis, bandwidth(coupling(maps, axis)))
+    return BandedGram(maps, axis, device, weights, short)
+
+
+def _certified(gram: BandedGram, guess: float, margin: float) -> float | None:
+    """A bound on `lambda_max(A)` from the first of some rising guesses that can be certified."""
+    noise = rounding(gram)
+    if any(_absolute_norm(map_, gram.device) == 0 for map_ in gram.maps):
+        return 0.0
+    for factor in _MARGINS:
+        # Below the noise nothing factors: stages that are not zero may compose to zero.
+        square = max(guess * (1 + factor * margin), 100 * noise)
+        bound = certified_square(gram, square)
+        if bound is not None:
+            return bound
+    return None
+
+
+def certified_square(gram: BandedGram, square: float) -> float | None:
+    """An upper bound on `lambda_max(A)` that is just above `square`; None if that is too low.
+
+    One block column at a time: subtract what earlier columns of L contribute, factor the
+    diagonal block, solve for those below. What then remains is the residual of the whole.
+    """
+    past: deque[dict[int, Tensor]] = deque(maxlen=gram.bandwidth)
+    residual = entries = factor = 0.0
+    for j in range(gram.count):
+        rows = range(j, min(j + gram.bandwidth + 1, gram.count))
+        parts = []
+        for i in rows:
+            part = -gram.block(i, j)
+            if i == j:
+                part = part.tril() + part.tril(-1).mT
+                part.diagonal(dim1=-2, dim2=-1).add_(square)
+            entries += 2 * float(part.norm()) ** 2
+            for column in past:
+                if i in column:
+                    part.baddbmm_(column[i], column[j].mT, alpha=-1)
+            parts.append(part)
+        corner, failed = torch.linalg.cholesky_ex(parts[0])
+        if bool(failed.any()):
+            return None
+        panel = torch.cat(parts, dim=-2)
+        below = torch.linalg.solve_triangular(
+            corner.mT, panel[:, gram.size :], upper=True, left=False
+        )
+        found = torch.cat([corner, below], dim=-2)
+        residual += 2 * float(panel.baddbmm_(found, corner.mT, alpha=-1).norm()) ** 2
+        factor += float(found.norm()) ** 2
+        past.append(dict(zip(rows, found.split(gram.size, dim=-2), strict=True)))
+    lost = _gamma((gram.bandwidth + 1) * gram.size + 4) * (factor + math.sqrt(entries))
+    # One per cent is far more than what these sums lose themselves.
+    bound = square + 1.01 * (math.sqrt(residual) + lost + rounding(gram))
+    return bound if 0 < bound < math.inf else None
+
+
+# --- Strips -------------------------------------------------------------------------------
+
+
+def _strip_square(op: LinearOperator, rtol: float) -> float | None:
+    """A bound on the squared norm of a single convolution from strips of its outputs."""
+    conv = _single_convolution(op.maps)
+    if conv is None or len(conv.target.shape) < 3 or max(conv.target.shape[1:]) > _LONGEST:
+        return None
+    axes = sorted(range(1, len(conv.target.shape)), key=lambda axis: conv.target.shape[axis])
+    along, windowed = axes[-1], axes[-2]
+    parts = _affordable_strips(conv, windowed, along, rtol)
+    if not parts:
+        return None
+    guess = max(largest_eigenvalue(part) for part in parts)
+    largest = 0.0
+    for part in parts:  # one at a time: each holds many numbers
+        bound = _certified(_strip_gram(part, along), guess, 2e-3)
+        if bound is None:
+            return None
+        largest = max(largest, bound)
+    return largest
+
+
+def _affordable_strips(conv: ConvMap, windowed: int, along: int, rtol: float) -> list[Strip]:
+    """Strips as wide as wanted, or less: the excess is about `0.7 (bandwidth / width)^2`."""
+    reach = bandwidth(coupling([TransposedMap(conv)], windowed))
+    least = 2 * reach + 2
+    width = max(least, math.ceil(reach * math.sqrt(0.7 / rtol)))
+    width = min(width, conv.target.shape[windowed] - 1)
+    while width >= least:
+        parts = strips(conv, windowed, width, reach) or []
+        grams = [_strip_gram(part, along) for part in parts]
+        most = max((gram.numbers for gram in grams), default=math.inf)
+        if sum(gram.work for gram in grams) <= _WORK and most <= _NUMBERS:
+            return parts
+        width = min(width - 1, int(0.9 * width))
+    return []
+
+
+def _strip_gram(strip: Strip, along: int) -> BandedGram:
+    maps, device = [TransposedMap(strip.conv)], strip.conv.weight.device
+    return _gram(maps, along, device, {strip.axis: strip.weights})
+
+
+def _single_convolution(maps: Sequence[LinearMap]) -> ConvMap | None:
+    if len(maps) != 1:
+        return None
+    inner = maps[0].inner if isinstance(maps[0], TransposedMap) else maps[0]
+    return inner if isinstance(inner, ConvMap) else None
+
+
+# --- Rounding -----------------------------------------------------------------------------
+
+
+def rounding(gram: BandedGram) -> float:
+    """An upper bound on the 2-norm of what rounding does to A where it is formed.
+
+    Entry by entry it is at most `gamma_K` times `|M|^T |M|`, with K the number of products in a
+    sum, over all stages and both directions. Weights multiply the bound, and round a little too.
+    """
+    norm = math.prod(_absolute_norm(map_, gram.device) for map_ in gram.maps)
+    terms = sum(_terms(map_) for map_ in gram.maps) + 4 * sum(gram.maps[0].source.shape) + 64
+    return 1.01 * _gamma(terms) * norm * norm * gram.largest_weight
+
+
+def _gamma(terms: float) -> float:
+    """`K eps / (1 - K eps)`: what a sum of K products loses at most, of its absolute values."""
+    lost = terms * 2.0**-53
+    return lost / (1 - lost)
+
+
+def _absolute_norm(map_: LinearMap, device: torch.device) -> float:
+    """At least the 2-norm of the map's matrix with absolute values for its entries.
+
+    For explicit maps the geometric mean of the largest row sum and the largest column sum, for
+    others the Frobenius norm. It is zero only if the map is.
+    """
+    if isinstance(map_, TransposedMap):
+        return _absolute_norm(map_.inner, device)
+    if isinstance(map_, IdentityMap):
+        return 1.0
+    if isinstance(map_, ScalarMap):
+        return abs(map_.factor)
+    if isinstance(map_, DiagonalMap):
+        return float(map_.factors.abs().max())
+    if isinstance(map_, DenseMap):
+        sums = [map_.weight.abs().sum(side) for side in (0, 1)]
+    elif isinstance(map_, ConvMap):
+        last = map_.source.channels_last
+        conv = ConvMap(map_.weight.abs(), map_.geometry, map_.source.shape, channels_last=last)
+        ones = [map_.weight.new_ones(1, layout.size) for layout in (conv.source, conv.target)]
+        sums = [conv.forward(ones[0]), conv.adjoint(ones[1])]
+    else:
+        unit = torch.eye(map_.source.size, dtype=torch.float64, device=device)
+        matrix = torch.cat([map_.forward(part) for part in unit.split(256)])
+        largest = float(matrix.abs().max())  # keeps the squares in range
+        return largest * float((matrix / largest).norm()) if largest else 0.0
+    return math.sqrt(float(sums[0].max())) * math.sqrt(float(sums[1].max()))
+
+
+def _terms(map_: LinearMap) -> float:
+    """At least the number of products in a sum, forward and backward together."""
+    if isinstance(map_, TransposedMap):
+        return _terms(map_.inner)
+    if isinstance(map_, ConvMap):
+        geometry, weight = map_.geometry, map_.weight
+        padding = zip(geometry.before, geometry.after, strict=True)
+        folds = math.prod(1 + abs(before) + abs(after) for before, after in padding)
+        return float(weight[0].numel() + weight[:, 0].numel() * folds)
+    if isinstance(map_, (IdentityMap, ScalarMap, DiagonalMap)):
+        return 2.0
+    if isinstance(map_, DenseMap):
+        return float(sum(map_.weight.shape))
+    return 4.0 * (map_.source.size + map_.target.size)

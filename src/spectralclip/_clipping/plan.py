@@ -1,0 +1,216 @@
+"""What moves when a layer is clipped, and plain layers as one map in a single weight.
+
+A plain layer with batch norms beside it is taken with their factors multiplied in, which turns the
+composition into a plain layer again; they are divided out at the end.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from spectralclip._operators.affine import AffineFunction, Stage
+from spectralclip._operators.build import explicit_maps
+from spectralclip._operators.maps import (
+    ConvMap,
+    DenseMap,
+    DiagonalMap,
+    IdentityMap,
+    LinearMap,
+    TransposedMap,
+)
+from spectralclip._operators.operator import LinearOperator
+from spectralclip._linalg.precision import sent
+
+Move = Literal["first", "all"]
+NEXT_TO_NOTHING = 1e-4
+
+
+@final
+class Plan:
+    """A plain layer with the factors of the batch norms beside it multiplied in.
+
+    Attributes:
+        map: The whole as one map, divided by `unit`.
+        unit: A power of two.
+    """
+
+    def __init__(
+        self,
+        function: AffineFunction,
+        name: str,
+        map_: LinearMap,
+        scale: Tensor | None,
+        unit: float,
+        *,
+        flip: bool = False,
+    ) -> None:
+        self.unit = unit
+        # Divided even where the unit is one: the layer's own memory will change.
+        self.map = with_weight(map_, weight_of(map_) / unit)
+        self._name, self._scale, self._flip = name, scale, flip
+        self._original = None if scale is None else function.values[name].clone()
+
+    def parameters(self, weight: Tensor) -> dict[str, Tensor]:
+        """The layer's own weight."""
+        if self._scale is None or self._original is None:
+            own = weight * self.unit
+            return {self._name: own.T if self._flip else own}
+        # A channel that a batch norm all but switches off stays as it is: dividing by next to
+        # nothing would blow rounding up.
+        alive = self._scale.abs() > NEXT_TO_NOTHING * self._scale.abs().max()
+        own = weight * (self.unit / torch.where(alive, self._scale, 1.0))
+        original = self._original.T if self._flip else self._original
+        own = torch.where(alive, own, original)
+        return {self._name: own.T if self._flip else own}
+
+
+def weight_of(map_: LinearMap) -> Tensor:
+    """The numbers that a plain map consists of."""
+    if isinstance(map_, TransposedMap):
+        return weight_of(map_.inner)
+    if isinstance(map_, DiagonalMap):
+        return map_.factors
+    assert isinstance(map_, (ConvMap, DenseMap))
+    return map_.weight
+
+
+def with_weight(map_: LinearMap, weight: Tensor) -> LinearMap:
+    """A plain map with other numbers."""
+    if isinstance(map_, TransposedMap):
+        return TransposedMap(with_weight(map_.inner, weight))
+    if isinstance(map_, DiagonalMap):
+        return DiagonalMap(weight, map_.source.shape, map_.source.channels_last)
+    if isinstance(map_, DenseMap):
+        return DenseMap(weight, map_.leading)
+    assert isinstance(map_, ConvMap)
+    source = map_.source
+    return ConvMap(weight, map_.geometry, source.shape, channels_last=source.channels_last)
+
+
+def moving_names(op: LinearOperator, function: AffineFunction, move: Move) -> list[str]:
+    """The parameters that move: those M depends on, of the first layer or of all.
+
+    Batch norms make way for what they normalize: with "first", one moves only where nothing
+    else can.
+    """
+    generator = torch.Generator("cpu").manual_seed(0)
+    v = torch.randn(op.in_shape, generator=generator, device="cpu")
+    u = torch.randn(op.out_shape, generator=generator, device="cpu")
+    gradient = op.pullback(u, v) if op.parameters else {}
+    depends = [name for name, value in gradient.items() if bool((value != 0).any())]
+    if not depends:
+        raise ValueError(
+            f"{op.name} has no parameters that its norm depends on: there is nothing to clip."
+        )
+    if move == "all":
+        return depends
+    norms = nn.modules.batchnorm._BatchNorm
+    for is_norm in (False, True):
+        for stage in function.stages:
+            own = [name for name in depends if name in stage.parameters.values()]
+            if own and isinstance(stage.layer, norms) == is_norm:
+                return own
+    return depends
+
+
+def plan(function: AffineFunction, names: list[str], unit: float) -> Plan | None:
+    """The layer as one plain map in a single weight, where it is one."""
+    if len(names) != 1:
+        return None
+    (name,) = names
+    users = [stage for stage in function.stages if name in stage.parameters.values()]
+    if len(users) != 1 or not _is_own_weight(users[0], name):
+        return None
+    position = function.stages.index(users[0])
+    maps = explicit_maps(function)
+    if maps is None:
+        return None
+    core = maps[position]
+    kept = [map_ for map_ in maps if map_ is core or not _is_idle(map_)]
+    while isinstance(kept[0], IdentityMap) and kept[0] is not core:
+        kept.pop(0)  # reshaping at either end changes no singular value
+    while isinstance(kept[-1], IdentityMap) and kept[-1] is not core:
+        kept.pop()
+    place = kept.index(core)
+    factors = [map_ for map_ in kept if map_ is not core]
+    if not all(isinstance(map_, DiagonalMap) for map_ in factors):
+        return None
+    before, after = (
+        _product([map_.factors for map_ in part if isinstance(map_, DiagonalMap)])
+        for part in (kept[:place], kept[place + 1 :])
+    )
+    return _merged_plan(function, name, users[0].layer, core, before, after, unit)
+
+
+def _is_own_weight(stage: Stage, name: str) -> bool:
+    own = [key for key, whole in stage.parameters.items() if whole == name]
+    return (
+        own == ["weight"]
+        and isinstance(stage.layer, nn.Module)
+        and not is_parametrized(stage.layer)
+    )
+
+
+def _is_idle(map_: LinearMap) -> bool:
+    return isinstance(map_, IdentityMap) and map_.source.shape == map_.target.shape
+
+
+def _product(factors: list[Tensor]) -> Tensor | None:
+    if not factors:
+        return None
+    total = factors[0]
+    for factor in factors[1:]:
+        total = total * factor
+    return total
+
+
+def _merged_plan(
+    function: AffineFunction,
+    name: str,
+    layer: Any,
+    core: LinearMap,
+    before: Tensor | None,
+    after: Tensor | None,
+    unit: float,
+) -> Plan | None:
+    ones = torch.ones_like
+    if isinstance(core, DiagonalMap):
+        # The parameter is gamma: the running variance belongs to the factors.
+        deviation = torch.sqrt(
+            sent(layer.running_var, core.factors.device, core.factors.dtype) + layer.eps
+        )
+        scale = 1 / deviation
+        for extra in (before, after):
+            scale = scale if extra is None else scale * extra
+        weight = function.values[name] * scale
+        source = core.source
+        merged = DiagonalMap(weight, source.shape, source.channels_last)
+        return Plan(function, name, merged, scale, unit)
+    if isinstance(core, DenseMap):
+        if core.leading and (before is not None or after is not None):
+            return None
+        flip = isinstance(layer, nn.Embedding)
+        if before is None and after is None:
+            return Plan(function, name, core, None, unit, flip=flip)
+        scale = ones(core.weight)
+        scale = scale if after is None else scale * after[:, None]
+        scale = scale if before is None else scale * before
+        dense = DenseMap(core.weight * scale, core.leading)
+        return Plan(function, name, dense, scale, unit, flip=flip)
+    transposed = isinstance(core, TransposedMap)
+    conv = core.inner if isinstance(core, TransposedMap) else core
+    if not isinstance(conv, ConvMap):
+        return None
+    if before is None and after is None:
+        return Plan(function, name, core, None, unit)
+    rows, columns = (before, after) if transposed else (after, before)
+    scale_map = ConvMap(
+        ones(conv.weight), conv.geometry, conv.source.shape, channels_last=False
+    ).scaled(rows, columns)
+    merged_conv = conv.scaled(rows, columns)
+    map_ = TransposedMap(merged_conv) if transposed else merged_conv
+    return Plan(function, name, map_, scale_map.weight, unit)

@@ -1,0 +1,116 @@
+"""The examples of a batch one by one, if they do not influence each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from spectralclip._models.forward_pass import left_as_it_was
+from spectralclip._models.call_graph import tensors_in
+from spectralclip._lipschitz.hidden import hides_tensors
+from spectralclip._lipschitz.state import as_in_evaluation, weights_kept
+from spectralclip._linalg.precision import wide
+
+Call: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
+"""What a model is called with."""
+
+MOST_EXAMPLES = 8  # that are looked at, one by one
+
+
+def first_run(model: nn.Module, whole: Call) -> tuple[list[Tensor], list[str]]:
+    """The outputs of a model, and the names of the weights that it changes itself."""
+    try:
+        with weights_kept(model) as changed:
+            together = outputs(model, whole)
+        return together, changed
+    except Exception:  # of the model's own, which will come again, or about being watched
+        return outputs(model, whole), []
+
+
+def examples_of(
+    model: nn.Module, whole: Call, together: Sequence[Tensor]
+) -> tuple[list[Call], list[Call]]:
+    """The examples of a batch one by one, or the whole batch where they influence each other.
+
+    What looks like influence may be a decision that the model takes for the batch. So the single
+    examples come second in that case, as far as the model takes them.
+
+    Args:
+        model: A bare model.
+        whole: What it is called with.
+        together: What it returned for that.
+    """
+    sizes = {tensor.shape[:1] for tensor in tensors_in(whole)}
+    if len(sizes) != 1 or not (size := sizes.pop()) or size[0] < 2 or hides_tensors(whole):
+        return [whole], []
+    count = min(size[0], MOST_EXAMPLES)
+    places = dict.fromkeys((*range(count), size[0] // 2, size[0] - 1))
+    rows = [_row(whole, place) for place in range(count)]
+    try:
+        if not _apart(model, whole, together, list(places)):
+            return [whole], rows
+    except Exception:  # whatever the model does not like about one example alone
+        return [whole], []
+    try:  # examples that are alike, or zero, do not show what they do to each other
+        moved = _moved(whole)
+        apart = _apart(model, moved, outputs(model, moved), list(places))
+    except Exception:  # it may be picky about its numbers
+        apart = True
+    return (rows, []) if apart else ([whole], rows)
+
+
+def _apart(
+    model: nn.Module, whole: Call, together: Sequence[Tensor], places: Sequence[int]
+) -> bool:
+    """Whether some examples come out alone as they do in the batch."""
+    size = next(tensors_in(whole)).shape[:1]
+    if any(many.shape[:1] != size for many in together):
+        return False
+    for place in places:
+        alone = outputs(model, _row(whole, place))
+        if len(alone) != len(together) or not all(
+            one.shape == (1, *many.shape[1:]) and _close(one[0], many[place])
+            for one, many in zip(alone, together, strict=True)
+        ):
+            return False
+    return True
+
+
+def _row(whole: Call, place: int) -> Call:
+    """One example of a batch, as a batch of one."""
+    given = (list(whole[0]), dict(whole[1]))
+    row: Call = tree_map_only(Tensor, lambda x: x[place : place + 1], given)
+    return row
+
+
+def _moved(whole: Call) -> Call:
+    """The same batch, each number moved by about as much as it is large."""
+    generator = torch.Generator("cpu").manual_seed(0)
+
+    def moved(x: Tensor) -> Tensor:
+        if not x.is_floating_point():
+            return x
+        size = float(wide(x).square().mean().sqrt()) if x.numel() else 0.0
+        noise = torch.randn(x.shape, generator=generator, device="cpu").to(x)
+        return x.detach() + (size or 1.0) * noise
+
+    given: Call = tree_map_only(Tensor, moved, (list(whole[0]), dict(whole[1])))
+    return given
+
+
+def outputs(model: nn.Module, call: Call) -> list[Tensor]:
+    """The tensors that a model returns, as in evaluation; it is left as it was."""
+    given = (list(call[0]), dict(call[1]))
+    args, kwargs = tree_map_only(Tensor, lambda x: x.detach().clone(), given)
+    with torch.no_grad(), as_in_evaluation(model), left_as_it_was(model):
+        return list(tensors_in(model(*args, **kwargs)))
+
+
+def _close(first: Tensor, second: Tensor) -> bool:
+    """Whether two outputs are the same, as far as the order of sums allows."""
+    size = float(second.abs().max()) if second.numel() else 0.0
+    return bool(torch.allclose(wide(first), wide(second), rtol=0, atol=1e-3 * size + 1e-30))

@@ -1,0 +1,113 @@
+"""`follow`: one forward pass of a model, as the flow of its input's numbers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from spectralclip._operators.affine import plain_numerics
+from spectralclip._models.candidates import BATCH_NORM, bare_modules, connectors
+from spectralclip._operators.build import is_plain
+from spectralclip._models.forward_pass import left_as_it_was
+from spectralclip._models.call_graph import tensors_in
+from spectralclip._models.layers import ExampleInputs, Inputs, find_layers
+from spectralclip._lipschitz.flow import Flow
+from spectralclip._lipschitz.hidden import hides_tensors
+from spectralclip._lipschitz.ledger import HIDDEN, TOKEN, Ledger
+from spectralclip._lipschitz.reasons import ATTENTION, RECURRENT
+from spectralclip._lipschitz.recorder import Calls, Functions, Operations
+from spectralclip._lipschitz.state import as_in_evaluation
+
+_OPAQUE: dict[type[nn.Module], str] = {
+    nn.MultiheadAttention: ATTENTION,
+    nn.RNNBase: RECURRENT,
+    nn.RNNCellBase: RECURRENT,
+}
+# Functions of which more is known than of the operations that they consist of, and why nothing is
+# known of some others.
+_WHOLE_FUNCTIONS: dict[Any, str] = {
+    F.softsign: "",
+    F.tanhshrink: "",
+    F.pad: "",
+    F.rms_norm: "",
+    F.normalize: "",
+    F.scaled_dot_product_attention: ATTENTION,
+    F.multi_head_attention_forward: ATTENTION,
+}
+
+
+class NotFollowedError(RuntimeError):
+    """The model did not run while its operations were followed."""
+
+
+@plain_numerics()
+def follow(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    whole: Mapping[nn.Module, str] | None = None,
+) -> Flow:
+    """Run a model, as in evaluation, and follow what becomes of its input.
+
+    Args:
+        model: A bare model; it is left as it was.
+        args: Positional arguments; or none, and
+        kwargs: Keyword arguments.
+        whole: What `taken_as_one` has found, if it is known.
+
+    Raises:
+        NotFollowedError: The model raised an error, its own or one about being followed.
+    """
+    args, kwargs = tree_map_only(Tensor, lambda x: x.detach().clone(), (list(args), dict(kwargs)))
+    whole = taken_as_one(model, Inputs(tuple(args), kwargs)) if whole is None else whole
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(as_in_evaluation(model))
+        stack.enter_context(left_as_it_was(model))
+        if "torch._dynamo" in sys.modules:  # else nothing has been compiled
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        names = {module: name for name, module in bare_modules(model)}
+        ledger = Ledger(names, [*model.parameters(), *model.buffers()])
+        stack.callback(ledger.put_back)
+        if hides_tensors((args, kwargs)):
+            ledger.flow.escapes.append(("", "input", HIDDEN))
+        for tensor in tensors_in((args, kwargs)):
+            if tensor.is_floating_point():
+                ledger.source(tensor)
+            elif tensor.is_complex():
+                ledger.flow.escapes.append(("", "input", "complex numbers are not followed"))
+            else:
+                ledger.tag([tensor], frozenset({TOKEN}))
+        stack.enter_context(Calls(ledger, whole).hooked())
+        try:
+            with Operations(ledger), Functions(ledger, _WHOLE_FUNCTIONS):
+                output = model(*args, **kwargs)
+            return ledger.close(output)
+        except Exception as error:
+            raise NotFollowedError(str(error)) from error
+
+
+def taken_as_one(model: nn.Module, example_inputs: ExampleInputs) -> dict[nn.Module, str]:
+    """The modules whose calls count as one operation: affine ones, and those out of reach."""
+    frozen = not all(hasattr(part, "training") for part in model.modules())
+    found = {} if frozen else find_layers(model, example_inputs, compose=False)
+    whole = {part: "" for layer in found.values() for part in layer.modules}
+    whole.update((part, "") for _, part in connectors(model))
+    for _, module in bare_modules(model):
+        if is_plain(module, BATCH_NORM) and getattr(module, "running_mean", None) is not None:
+            whole[module] = ""
+        for kind, reason in _OPAQUE.items():
+            if isinstance(module, kind):
+                whole[module] = reason
+    return {
+        module: reason
+        for module, reason in whole.items()
+        if not isinstance(module, (nn.Embedding, nn.EmbeddingBag, torch.jit.ScriptModule))
+    }

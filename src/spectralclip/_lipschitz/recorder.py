@@ -1,0 +1,286 @@
+"""Follow the numbers of an input through a forward pass, operation by operation.
+
+Every operation on tensors passes a dispatch mode, those of scripted parts and of custom autograd
+functions too, so that nothing that torch computes from the input is missed. Hooks make one
+operation of a call of a module that is known to be affine; a function mode does the same for the
+few functions that are more than the sum of their operations, and sees numbers leave torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spectralclip._models.call_graph import tensors_in
+from spectralclip._lipschitz.flow import Ref, leaves
+from spectralclip._lipschitz.ledger import RANDOM, TOKEN, UNSEEN, Ledger
+from spectralclip._lipschitz.memory import (
+    among,
+    entries_apart,
+    out_of_place,
+    places,
+    same_place,
+    written_by,
+)
+from spectralclip._lipschitz.state import State
+
+# Their results do not depend on the numbers of their first argument.
+_SHAPE_ALONE = {
+    *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"),
+    *("randint_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided"),
+    *("copy_", "copy", "fill_", "fill", "zero_", "zero"),
+    *("bernoulli_", "normal_", "uniform_", "exponential_", "random_"),
+}
+# Views that are told where in the memory to look, not at which entries of their argument.
+_BY_ADDRESS = {"as_strided", "as_strided_", "_reshape_alias"}
+_EMBEDDINGS = ("embedding", "_embedding_bag", "_embedding_bag_forward_only")
+_LEAVES_TORCH = (Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__)
+# These make a tensor out of numbers that they read, or out of memory, where no mode sees them.
+_MAKES_ANEW = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, Tensor.__deepcopy__)
+_READS_OUT = (
+    *(Tensor.item, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.__complex__),
+    Tensor.__bool__,
+)
+_UNUSUAL = (*_LEAVES_TORCH, *_MAKES_ANEW, *_READS_OUT)
+_SETS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+_DECIDES = ("equal", "allclose", "is_nonzero", "nonzero")  # by a bool, or by a shape
+
+
+@final
+class Operations(TorchDispatchMode):
+    """Notes each operation that reads something that depends on the input."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would load its compiler, which takes seconds, to keep it off the method below."""
+        return False
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._ledger = ledger
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Note the operation, and go on."""
+        kwargs, ledger = kwargs or {}, self._ledger
+        written = written_by(func, args, kwargs)
+        for tensor in written:
+            ledger.before_writing(tensor)
+        if ledger.inside:
+            output = func(*args, **kwargs)
+            for tensor in written:
+                if ledger.memories.known(tensor) or ledger.lasts(tensor):
+                    ledger.memories.write(tensor, ledger.unseen(tensor))
+            return output
+        name = _name(func)
+        if name == "copy_" and same_place(*args[:2]):  # as the last act of `x[...] += y`
+            ledger.put(args[0], ledger.read(args[1]))
+            return func(*args, **kwargs)
+        tags, noted = ledger.tags_of((args, kwargs)), ledger.noted((args, kwargs))
+        if name in _SHAPE_ALONE and noted[0] and isinstance(noted[0][0], (Ref, Tensor)):
+            # Memory that nobody has written to may hold anything, NaN too.
+            noted = ((torch.zeros_like(args[0]), *noted[0][1:]), noted[1])
+        sizes = [tensor.shape for tensor in written]
+        known = self._places(args[0]) if name in _BY_ADDRESS and args else None
+        output = func(*args, **kwargs)
+        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+            tags |= {RANDOM}
+        if name == "set_":  # into memory of which others know
+            for tensor in written:
+                ledger.put(tensor, ledger.unseen(tensor), write=True)
+        elif not _follows(noted):
+            self._unfollowed(name, output, written, tags)
+        elif name in _BY_ADDRESS:
+            self._readdressed(noted, known, output)
+        elif name == "_local_scalar_dense":
+            ledger.read_out(noted[0][0])
+        else:
+            if name in _DECIDES:
+                ledger.decision()
+            self._followed(func, name, noted, output, written, RANDOM in tags)
+            if torch.Tag.inplace_view not in getattr(func, "tags", ()):
+                self._resized(written, sizes)
+        return output
+
+    def _places(self, tensor: Tensor) -> Tensor:
+        with self._ledger.as_one():
+            return places(tensor)
+
+    def _readdressed(self, noted: tuple[Any, Any], known: Tensor | None, output: Tensor) -> None:
+        """A view by address, which may reach beyond what its argument shows of the memory."""
+        ledger = self._ledger
+        with ledger.as_one():
+            index = None if known is None else among(known, places(output))
+        if index is None:
+            ledger.put(output, ledger.unseen(output))
+            return
+        taken: tuple[Any, Any] = ((noted[0][0], index.to(output.device)), {})
+        ledger.put(output, ledger.add("take", taken, output, function=torch.ops.aten.take.default))
+
+    def _resized(self, written: Sequence[Tensor], sizes: Sequence[torch.Size]) -> None:
+        """Some operations enlarge what they write into, over its neighbours in memory."""
+        for tensor, size in zip(written, sizes, strict=True):
+            if tensor.shape != size:
+                self._ledger.put(tensor, self._ledger.unseen(tensor), write=True)
+
+    def _unfollowed(
+        self, name: str, output: Any, written: Sequence[Tensor], tags: frozenset[str]
+    ) -> None:
+        """An operation whose result does not depend on the input, or on its tokens alone."""
+        ledger = self._ledger
+        if TOKEN in tags and name in _EMBEDDINGS:
+            ledger.source(next(tensors_in(output)))
+            ledger.flow.embedded.append(ledger.where)
+            return
+        for tensor in written:
+            if ledger.memories.known(tensor):
+                ledger.put(tensor, None, write=True)
+        if tags:
+            ledger.tag((*tensors_in(output), *written), tags)
+
+    def _followed(
+        self,
+        func: Any,
+        name: str,
+        noted: tuple[Any, Any],
+        output: Any,
+        written: Sequence[Tensor],
+        random: bool,
+    ) -> None:
+        """An operation whose result depends on the input."""
+        in_place = bool(written) and name.endswith("_")
+        function = out_of_place(func) if in_place else func
+        name = name.rstrip("_") if in_place else name
+        several = not in_place and isinstance(output, (tuple, list))
+        changed = {id(tensor) for tensor in written}
+        for place, tensor in enumerate(written if in_place else tensors_in(output)):
+            # An operation with an `out` argument has no form without it here.
+            lost = function is None or (not in_place and id(tensor) in changed)
+            # Where entries share a place, each is written in turn, on top of the others.
+            lost = lost or (id(tensor) in changed and not entries_apart(tensor))
+            how = {"item": place if several else None, "random": random}
+            index = self._ledger.add(
+                name, noted, tensor, function=function, reason=UNSEEN if lost else "", **how
+            )
+            self._ledger.put(tensor, index, write=id(tensor) in changed)
+            changed.discard(id(tensor))
+        for tensor in written:
+            if id(tensor) in changed:
+                self._ledger.put(tensor, self._ledger.unseen(tensor), write=True)
+
+
+@final
+class Calls:
+    """Follows the calls of modules, and makes one operation of some.
+
+    Args:
+        ledger: Where they are noted.
+        whole: Modules whose calls count as one operation, and for those that are not affine, the
+            reason why nothing is known of them.
+    """
+
+    def __init__(self, ledger: Ledger, whole: Mapping[nn.Module, str]) -> None:
+        self._ledger, self._whole = ledger, whole
+        self._state = State(whole)
+        self._running: list[Any] = []  # what modules that are at work were called with
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Follow the calls of modules for the block."""
+        with ExitStack() as stack:
+            for module in self._ledger.flow.names:
+                if not isinstance(module, torch.jit.ScriptModule):
+                    # Hooks that the module carries already are a part of it: ours go around them.
+                    enter = module.register_forward_pre_hook(
+                        self._enter, prepend=True, with_kwargs=True
+                    )
+                    leave = module.register_forward_hook(
+                        self._leave, with_kwargs=True, always_call=True
+                    )
+                    stack.callback(enter.remove)
+                    stack.callback(leave.remove)
+            yield
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        ledger, noted = self._ledger, None
+        ledger.path.append(ledger.flow.names[module])
+        # Its norm is taken afterwards, when what the model has changed of it has been put back.
+        if module in self._whole and not ledger.inside and self._state.holds(module):
+            noted = ledger.noted((args, kwargs))
+            noted = noted if _follows(noted) else None
+        self._running.append(noted)
+        ledger.inside += noted is not None
+
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        ledger, noted = self._ledger, self._running.pop()
+        if noted is not None:
+            ledger.inside -= 1
+            if not any(output is given for given in (*args, *kwargs.values())):
+                reason = self._whole[module]
+                ledger.whole(type(module).__name__, noted, output, module=module, reason=reason)
+        ledger.path.pop()
+
+
+@final
+class Functions(TorchFunctionMode):
+    """Makes one operation of calls of some functions, and sees numbers leave torch.
+
+    Args:
+        ledger: Where they are noted.
+        whole: The functions, and why nothing is known of some of them.
+    """
+
+    def __init__(self, ledger: Ledger, whole: Mapping[Any, str]) -> None:
+        super().__init__()
+        self._ledger, self._whole = ledger, whole
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Note the call, and go on."""
+        kwargs, ledger = kwargs or {}, self._ledger
+        if func == _SETS_DATA:
+            output = func(*args, **kwargs)
+            ledger.put(args[0], ledger.read(args[1]))
+            return output
+        if ledger.inside or not (func in self._whole or func in _UNUSUAL):
+            return func(*args, **kwargs)
+        noted = ledger.noted((args, kwargs))
+        if not _follows(noted):
+            return func(*args, **kwargs)
+        if func in _LEAVES_TORCH:
+            ledger.escape(func.__name__)
+            return func(*args, **kwargs)
+        if func in _MAKES_ANEW:
+            output = func(*args, **kwargs)
+            if ledger.read(output) is None:
+                ledger.escape(func.__name__)
+            return output
+        if func in _READS_OUT:
+            ledger.read_out(noted[0][0])
+        with ledger.as_one():
+            output = func(*args, **kwargs)
+        if func in _READS_OUT:
+            return output
+        ledger.whole(func.__name__, noted, output, function=func, reason=self._whole[func])
+        return output
+
+
+def _name(func: Any) -> str:
+    """The name of an operation; with its library, where that is not torch's own."""
+    own = getattr(func, "namespace", "") == "aten" and hasattr(func, "overloadpacket")
+    return func.overloadpacket.__name__ if own else str(func)
+
+
+def _follows(noted: Any) -> bool:
+    """Whether anything among the arguments depends on the input."""
+    return any(isinstance(leaf, Ref) for leaf in leaves(noted))

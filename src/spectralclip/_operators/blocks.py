@@ -1,0 +1,357 @@
+"""Layers that fall apart into small matrices, and their whole spectra.
+
+Orthogonal changes of basis on both sides turn some layers into many small independent blocks:
+a dense layer is one block, used once for each leading position; a convolution whose windows
+do not overlap (1x1, or kernel = stride) is one block for each group, used in each window; a
+circular convolution has one for each frequency; batch norm one number for each channel. The
+layer's singular values are those of the blocks, each as often as the block is used.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import final
+
+import torch
+from torch import Tensor
+
+from spectralclip._linalg.fourier import alias_frequencies, folded_frequencies, symbols
+from spectralclip._operators.maps import ConvMap, DenseMap, DiagonalMap, LinearMap, TransposedMap
+from spectralclip._operators.operator import LinearOperator
+from spectralclip._linalg.precision import decomposable, wide
+
+
+class BlockForm(ABC):
+    """A layer as independent small blocks.
+
+    Attributes:
+        copies: How often each block is used, `(blocks,)`.
+        block_shape: Rows and columns of a block.
+        application_work: Multiplications that one application of the layer takes.
+    """
+
+    copies: Tensor
+    block_shape: tuple[int, int]
+    application_work: float
+
+    @abstractmethod
+    def values(self) -> Tensor:
+        """The singular values of each block, descending: `(blocks, min(rows, columns))`."""
+
+    @abstractmethod
+    def leading_rows(self, k: int) -> Tensor:
+        """Flat input rows that span at least k leading right singular vectors."""
+
+    @property
+    @final
+    def value_count(self) -> int:
+        """How many singular values the blocks have together; further ones are zero."""
+        return int(self.copies.sum()) * min(self.block_shape)
+
+    @property
+    @final
+    def work(self) -> float:
+        """What decomposing all blocks takes, in multiplications of a fast product, roughly."""
+        rows, columns = self.block_shape
+        return 50.0 * self.copies.shape[0] * rows * columns * min(rows, columns)
+
+
+class ListedBlocks(BlockForm):
+    """Blocks that can be had one by one."""
+
+    @abstractmethod
+    def blocks(self, index: slice | Tensor) -> Tensor:
+        """Some of the blocks, `(blocks, rows, columns)`, real or complex."""
+
+    @abstractmethod
+    def right_rows(self, block: int, vector: Tensor, most: int) -> Tensor:
+        """Flat input rows that a block's right singular vector stands for, at most some."""
+
+    @final
+    def leading_rows(self, k: int) -> Tensor:
+        """Decompose those blocks that hold a leading value."""
+        values = self.values()
+        rows: list[Tensor] = []
+        found = 0
+        decomposed: dict[int, Tensor] = {}
+        for position in values.flatten().argsort(descending=True).tolist():
+            block, rank = divmod(position, values.shape[1])
+            if block not in decomposed:
+                matrix = self.blocks(torch.tensor([block], device="cpu"))[0]
+                # In float32, vectors of values below 1e-3 of the largest would be too inexact.
+                exact = matrix.to(torch.promote_types(matrix.dtype, torch.float64))
+                vectors = torch.linalg.svd(exact, full_matrices=False)[2]
+                decomposed[block] = vectors.to(matrix.dtype)
+            rows.append(self.right_rows(block, decomposed[block][rank].conj(), k))
+            found += int(self.copies[block])
+            if found >= k:
+                break
+        return torch.cat(rows)
+
+
+def block_values(blocks: Callable[[slice], Tensor], count: int, shape: tuple[int, int]) -> Tensor:
+    """Singular values of many small matrices.
+
+    For flat matrices the eigenvalues of the smaller Gram matrix in float64 are much cheaper
+    than an SVD, and good down to 1e-8 of the largest value. Otherwise it is an SVD. LAPACK
+    takes one matrix at a time on one core: chunks of them are spread over threads.
+    """
+    workers = max(1, min(torch.get_num_threads(), count))
+    chunk = max(1, math.ceil(count / (4 * workers)))
+    slices = [slice(start, min(start + chunk, count)) for start in range(0, count, chunk)]
+
+    def decompose(part: slice) -> Tensor:
+        matrices = blocks(part)
+        if min(shape) == 1:
+            lengths: Tensor = matrices.flatten(1).norm(dim=1, keepdim=True)
+            return lengths
+        double = matrices.dtype in (torch.float64, torch.complex128)
+        if 3 * min(shape) <= max(shape) and not double:
+            return _gram_values(matrices)
+        values: Tensor = torch.linalg.svdvals(matrices)
+        return values
+
+    if workers == 1 or len(slices) == 1:
+        return torch.cat([decompose(part) for part in slices])
+    threads = torch.get_num_threads()
+    try:
+        # One thread in each worker: LAPACK's own would only fight over the cores.
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return torch.cat(list(pool.map(decompose, slices)))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _gram_values(matrices: Tensor) -> Tensor:
+    flat = matrices.shape[-2] <= matrices.shape[-1]
+    exact = wide(matrices)
+    gram = exact @ exact.mH if flat else exact.mH @ exact
+    squares: Tensor = torch.linalg.eigvalsh(gram).flip(-1)
+    return squares.clamp_min(0).sqrt().to(matrices.real.dtype)
+
+
+@final
+class DenseBlocks(ListedBlocks):
+    """One matrix, at each position of the leading axes."""
+
+    def __init__(self, map_: DenseMap) -> None:
+        self._weight = decomposable(map_.weight)
+        self.copies = torch.tensor([math.prod(map_.leading)], device="cpu")
+        self.block_shape = (map_.weight.shape[0], map_.weight.shape[1])
+        self.application_work = float(map_.weight.numel() * math.prod(map_.leading))
+
+    def blocks(self, index: slice | Tensor) -> Tensor:
+        return self._weight[None]
+
+    def values(self) -> Tensor:
+        if min(self.block_shape) > 256 and self._weight.dtype == torch.float32:
+            return _gram_values(self._weight[None])
+        return block_values(self.blocks, 1, self.block_shape)
+
+    def right_rows(self, block: int, vector: Tensor, most: int) -> Tensor:
+        count = min(int(self.copies), most)
+        rows = vector.new_zeros(count, int(self.copies), vector.shape[0])
+        rows[torch.arange(count, device="cpu"), torch.arange(count, device="cpu")] = vector
+        return rows.reshape(count, -1)
+
+
+@final
+class DiagonalBlocks(ListedBlocks):
+    """One number for each channel, at each position."""
+
+    def __init__(self, map_: DiagonalMap) -> None:
+        self._factors, self._layout = decomposable(map_.factors), map_.source
+        positions = math.prod(self._layout.shape[1:])
+        self.copies = torch.full(map_.factors.shape, positions, device="cpu")
+        self.block_shape = (1, 1)
+        self.application_work = float(map_.source.size)
+
+    def blocks(self, index: slice | Tensor) -> Tensor:
+        return self._factors[index][:, None, None]
+
+    def values(self) -> Tensor:
+        return self._factors.abs()[:, None]
+
+    def right_rows(self, block: int, vector: Tensor, most: int) -> Tensor:
+        count = min(int(self.copies[block]), most)
+        tensor = vector.new_zeros(count, self._layout.shape[0], int(self.copies[block]))
+        tensor[torch.arange(count, device="cpu"), block, torch.arange(count, device="cpu")] = 1.0
+        return self._layout.to_rows(tensor.reshape(count, *self._layout.shape))
+
+
+@final
+class WindowBlocks(ListedBlocks):
+    """A convolution whose windows do not overlap: the same matrix in each window."""
+
+    def __init__(self, map_: ConvMap) -> None:
+        self._geometry, self._layout = map_.geometry, map_.source
+        groups = map_.geometry.groups
+        self._kernel = tuple(map_.weight.shape[2:])
+        self._windows = map_.target.shape[1:]
+        weight = decomposable(map_.weight)
+        self._matrices = weight.reshape(groups, weight.shape[0] // groups, -1)
+        self.copies = torch.full((groups,), math.prod(self._windows), device="cpu")
+        self.block_shape = (self._matrices.shape[1], self._matrices.shape[2])
+        self.application_work = _conv_work(map_)
+
+    @staticmethod
+    def fits(map_: ConvMap) -> bool:
+        geometry = map_.geometry
+        if any(geometry.before) or any(geometry.after):
+            return False
+        return all(
+            count == 1 or stride >= d * (k - 1) + 1
+            for count, stride, d, k in zip(
+                map_.target.shape[1:],
+                geometry.stride,
+                geometry.dilation,
+                map_.weight.shape[2:],
+                strict=True,
+            )
+        )
+
+    def values(self) -> Tensor:
+        return block_values(self.blocks, self.copies.shape[0], self.block_shape)
+
+    def blocks(self, index: slice | Tensor) -> Tensor:
+        return self._matrices[index]
+
+    def right_rows(self, block: int, vector: Tensor, most: int) -> Tensor:
+        count = min(int(self.copies[block]), most)
+        channels = self._layout.shape[0] // self._geometry.groups
+        patch = vector.reshape(channels, *self._kernel)
+        tensor = vector.new_zeros(count, *self._layout.shape)
+        for copy in range(count):
+            window = torch.unravel_index(torch.tensor(copy, device="cpu"), self._windows)
+            taps = [
+                int(place) * stride + torch.arange(k, device="cpu") * d
+                for place, stride, k, d in zip(
+                    window,
+                    self._geometry.stride,
+                    self._kernel,
+                    self._geometry.dilation,
+                    strict=True,
+                )
+            ]
+            own = torch.arange(block * channels, (block + 1) * channels, device="cpu")
+            tensor[copy][torch.meshgrid(own, *taps, indexing="ij")] = patch
+        return self._layout.to_rows(tensor)
+
+
+@final
+class CircularBlocks(ListedBlocks):
+    """A circular convolution: one complex matrix for each group and frequency."""
+
+    def __init__(self, map_: ConvMap) -> None:
+        geometry = map_.geometry
+        self._map, self._layout = map_, map_.source
+        self._sides = map_.source.shape[1:]
+        groups = geometry.groups
+        c_out, c_in = map_.weight.shape[0] // groups, map_.weight.shape[1]
+        weight = decomposable(map_.weight)
+        self._weights = weight.reshape(groups, c_out, *weight.shape[1:])
+        self._frequencies, counts = folded_frequencies(self._sides, geometry.stride)
+        self.copies = counts.repeat(groups)
+        self.block_shape = (c_out, c_in * math.prod(geometry.stride))
+        self.application_work = _conv_work(map_)
+
+    @staticmethod
+    def fits(map_: ConvMap) -> bool:
+        geometry = map_.geometry
+        return geometry.mode == "circular" and all(
+            side % stride == 0 and count == side // stride
+            for side, stride, count in zip(
+                map_.source.shape[1:], geometry.stride, map_.target.shape[1:], strict=True
+            )
+        )
+
+    def values(self) -> Tensor:
+        return block_values(self.blocks, self.copies.shape[0], self.block_shape)
+
+    def blocks(self, index: slice | Tensor) -> Tensor:
+        chosen = torch.arange(self.copies.shape[0], device="cpu")[index]
+        count = self._frequencies.shape[0]
+        parts = []
+        for group in chosen.div(count, rounding_mode="floor").unique().tolist():
+            members = chosen[chosen.div(count, rounding_mode="floor") == group] % count
+            parts.append(self._symbols(group, members))
+        return torch.cat(parts)
+
+    def _symbols(self, group: int, members: Tensor) -> Tensor:
+        geometry = self._map.geometry
+        single = self._map.weight.dtype == torch.float32
+        return symbols(
+            self._weights[group],
+            self._sides,
+            self._frequencies[members],
+            stride=geometry.stride,
+            dilation=geometry.dilation,
+            padding=geometry.before,
+            dtype=torch.complex64 if single else torch.complex128,
+        )
+
+    def right_rows(self, block: int, vector: Tensor, most: int) -> Tensor:
+        """The real and the imaginary part of the plane wave; for a real one, both are parallel."""
+        group, member = divmod(block, self._frequencies.shape[0])
+        stride = self._map.geometry.stride
+        waves = alias_frequencies(self._frequencies[member : member + 1], self._sides, stride)[0]
+        amplitudes = vector.reshape(waves.shape[0], -1)
+        image = vector.new_zeros(amplitudes.shape[1], *self._sides)
+        for frequency, amplitude in zip(waves, amplitudes, strict=True):
+            phase = torch.zeros((), dtype=torch.float64, device="cpu")
+            for side, step in zip(self._sides, frequency.tolist(), strict=True):
+                turns = (torch.arange(side, device="cpu") * step).remainder(side).double() / side
+                phase = phase[..., None] + turns
+            wave = torch.polar(torch.ones_like(phase), 2 * math.pi * phase).to(image)
+            image += amplitude.reshape(-1, *[1] * len(self._sides)) * wave
+        channels = image.shape[0]
+        tensor = self._weights.new_zeros(2, *self._layout.shape)
+        own = slice(group * channels, (group + 1) * channels)
+        tensor[0, own], tensor[1, own] = image.real, image.imag
+        return self._layout.to_rows(tensor)
+
+
+@final
+class TransposedBlocks(BlockForm):
+    """The blocks of the transposed layer."""
+
+    def __init__(self, inner: BlockForm, map_: LinearMap, device: torch.device) -> None:
+        self._inner, self._map, self._device = inner, map_, device
+        self.copies = inner.copies
+        self.block_shape = (inner.block_shape[1], inner.block_shape[0])
+        self.application_work = inner.application_work
+
+    def values(self) -> Tensor:
+        return self._inner.values()
+
+    def leading_rows(self, k: int) -> Tensor:
+        # The left vectors of the inner layer: images of its right ones.
+        rows = self._inner.leading_rows(k)
+        return self._map.adjoint(rows.to(self._device))
+
+
+def _conv_work(map_: ConvMap) -> float:
+    return float(map_.weight.numel() * math.prod(map_.target.shape[1:]))
+
+
+def block_form(op: LinearOperator) -> BlockForm | None:
+    """The operator as independent blocks, where it falls apart into some."""
+    return _map_form(op.maps[0], op.device) if len(op.maps) == 1 else None
+
+
+def _map_form(map_: LinearMap, device: torch.device) -> BlockForm | None:
+    if isinstance(map_, DenseMap):
+        return DenseBlocks(map_)
+    if isinstance(map_, DiagonalMap):
+        return DiagonalBlocks(map_)
+    if isinstance(map_, ConvMap):
+        if WindowBlocks.fits(map_):
+            return WindowBlocks(map_)
+        return CircularBlocks(map_) if CircularBlocks.fits(map_) else None
+    if isinstance(map_, TransposedMap):
+        inner = _map_form(map_.inner, device)
+        return None if inner is None else TransposedBlocks(inner, map_, device)
+    return None

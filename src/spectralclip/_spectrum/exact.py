@@ -1,0 +1,102 @@
+"""The exact solver: direct decomposition, no iteration on the operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import final
+
+import torch
+from torch import Tensor
+
+from spectralclip._operators.blocks import block_form
+from spectralclip._operators.maps import AutogradMap
+from spectralclip._operators.operator import LinearOperator
+from spectralclip._linalg.precision import on_host
+from spectralclip._spectrum.solvers import Solver
+from spectralclip._spectrum.subspace import ROUNDING, Accuracy, orthonormal_rows, small
+from spectralclip._spectrum.triplets import (
+    Triplets,
+    assembled,
+    finish,
+    margin,
+    rounding_errors,
+)
+
+# Entries of a dense matrix that is still formed: 1 GiB in float64.
+DENSE_LIMIT = 2**27
+
+
+def require_dense(op: LinearOperator, remedy: str) -> None:
+    """Raise unless the operator's matrix is small enough to be formed."""
+    m, n = op.shape
+    if m * n > DENSE_LIMIT:
+        raise ValueError(
+            f"{op.name} is a {m} x {n} matrix, {m * n * 8 / 2**30:.1f} GiB in float64, and has no "
+            f"faster exact form: its whole spectrum is out of reach. {remedy}"
+        )
+
+
+_ADVICE = (
+    "The smallest values are lost in rounding (see errors). Ask for fewer, loosen tol, or convert "
+    "the layer to float64."
+)
+
+
+@final
+@dataclass(frozen=True)
+class Exact(Solver):
+    """Decomposes the layer's small blocks where it falls apart into some, else its matrix.
+
+    `tol` and `v0` do not matter to it. Forming the matrix takes `min(m, n)` applications and
+    `m n` numbers.
+    """
+
+    def solve(
+        self, op: LinearOperator, k: int, tol: float, v0: Tensor | None, generator: torch.Generator
+    ) -> Triplets:
+        """Decompose directly."""
+        eps = torch.finfo(op.dtype).eps
+        accuracy = Accuracy(max(tol, ROUNDING * eps), eps)
+        found = self._from_blocks(op, k, accuracy)
+        m, n = op.shape
+        if found is None or (not found.converged and m * n <= DENSE_LIMIT):
+            # Vectors in float32 leave residuals that hide small values; the matrix does not.
+            require_dense(op, "Use solver=Lanczos().")
+            found = self._dense(op, k, accuracy, 0 if found is None else found.applications)
+        return found if found.converged else replace(found, advice=_ADVICE)
+
+    @staticmethod
+    def _from_blocks(op: LinearOperator, k: int, accuracy: Accuracy) -> Triplets | None:
+        form = block_form(op)
+        if form is None or form.value_count < k:
+            return None
+        rows = form.leading_rows(k).to(op.device, op.dtype)
+        found = finish(op, orthonormal_rows(rows, rows[:0]), accuracy, 0)
+        return found.first(k) if found.S.shape[0] >= k else None
+
+    @staticmethod
+    def _dense(op: LinearOperator, k: int, accuracy: Accuracy, spent: int) -> Triplets:
+        m, n = op.shape
+        matrix = on_host(op.to_dense())
+        U, S, Vh = torch.linalg.svd(matrix, full_matrices=False)
+        U, S, V = U.T[:k], S[:k], Vh[:k]
+        left = op.output_rows(U.reshape(k, *op.out_shape).to(op.device, op.dtype))
+        right = op.input_rows(V.reshape(k, *op.in_shape).to(op.device, op.dtype))
+        residuals = (U @ matrix - S[:, None] * V).norm(dim=1)
+        eps = accuracy.eps
+        errors = 2 * margin(op) * S + ROUNDING * torch.finfo(S.dtype).eps * S[0]
+        if len(op.maps) > 1 or isinstance(op.maps[0], AutogradMap):
+            # The entries are rounded sums of products, and so is each further application.
+            overlaps = small(op.adjoint_rows(left) @ right.T) - torch.diag(S)
+            errors, spent = rounding_errors(op, S, overlaps), spent + k
+        zero = (errors >= S) & (errors <= ROUNDING * eps * S[0])
+        accurate = (errors <= accuracy.tol * S) | zero
+        spent += min(m, n)
+        return assembled(op, S, left, right, residuals, errors, accurate, spent)
+
+
+def dense_values(op: LinearOperator) -> Tensor:
+    """All singular values, descending, from the dense matrix."""
+    matrix = on_host(op.to_dense())
+    values: Tensor = torch.linalg.svdvals(matrix)
+    return values.to(op.device, op.dtype)

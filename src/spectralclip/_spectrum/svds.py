@@ -1,0 +1,258 @@
+"""`svds`, `spectral_norm` and `singular_values`: the spectrum of a layer."""
+
+from __future__ import annotations
+
+import math
+import operator
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from torch import Tensor
+
+from spectralclip._operators.affine import Layer, plain_numerics
+from spectralclip._operators.blocks import block_form
+from spectralclip._spectrum.exact import DENSE_LIMIT, Exact, dense_values, require_dense
+from spectralclip._operators.operator import LinearOperator, as_operator
+from spectralclip._linalg.precision import sent
+from spectralclip._spectrum.solvers import Lanczos, Solver
+from spectralclip._spectrum.triplets import Triplets
+
+# What a Lanczos run costs beyond applying the layer, in multiplications.
+_LANCZOS_OVERHEAD = 5e8
+
+
+class ConvergenceWarning(UserWarning):
+    """A norm was returned that is not known to the accuracy asked for."""
+
+
+@final
+@dataclass(frozen=True)
+class Spectrum:
+    """The leading singular triplets of a layer: `M v = s u` and `M^T u = s v`.
+
+    Attributes:
+        S: Singular values, descending, of shape `(k,)`.
+        U: Left singular vectors, orthonormal, of shape `(k, *out_shape)`.
+        V: Right singular vectors, orthonormal, of shape `(k, *in_shape)`.
+        residuals: `sqrt(||M v - s u||^2 + ||M^T u - s v||^2)` for each triplet: some singular
+            value of the layer lies within this distance of `s`.
+        errors: How far each value may be off, estimated from its residual and from the rounding
+            seen: at most `tol * s` for a value that has converged, or one that is not to be told
+            from zero.
+        converged: Whether all values are estimated to be within the tolerance (taken as 20 eps
+            where it is less), or are zero up to rounding in the largest.
+        applications: Vectors sent through `M` or `M^T`, one each.
+        advice: If not converged, what to do; else empty.
+    """
+
+    S: Tensor
+    U: Tensor
+    V: Tensor
+    residuals: Tensor
+    errors: Tensor
+    converged: bool
+    applications: int
+    advice: str = ""
+
+    def __repr__(self) -> str:
+        """Values in short, and whether to trust them."""
+        values = ", ".join(f"{value:.4g}" for value in self.S[:6].tolist())
+        more = ", ..." if len(self.S) > 6 else ""
+        state = "converged" if self.converged else f"NOT converged: {self.advice}"
+        return f"Spectrum(S=[{values}{more}], {self.applications} applications, {state})"
+
+
+@plain_numerics()
+def svds(
+    layer: Layer | LinearOperator,
+    in_shape: Sequence[int] | int | None = None,
+    k: int | None = None,
+    *,
+    tol: float = 1e-3,
+    solver: Solver | Literal["auto"] = "auto",
+    v0: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Spectrum:
+    """The k largest singular values of a layer, with their vectors.
+
+    Args:
+        layer: A module, a sequence of modules (their composition), an affine callable, or
+            what `as_operator` made of one.
+        in_shape: Shape of one input, without the batch dimension; may be left out where the
+            layer knows it: `nn.Linear`, and compositions that begin with one.
+        k: How many triplets, at most `min(m, n)`; by default 6, or all where there are fewer.
+        tol: Relative accuracy of the values. Iterations stop on residual-based estimates of
+            the error, which are no proof: a Ritz value is a lower bound.
+        solver: `Lanczos()`, `PowerQR()`, `Exact()`, or "auto": exact decomposition for layers
+            that fall apart into small blocks (dense, 1x1, circular, batch norm) or are small,
+            else Lanczos.
+        v0: Right vectors to start from, one of shape `in_shape` or a batch of them; for
+            example the V of an earlier result.
+        generator: Source of the random start; by default the same for each call.
+
+    Returns:
+        A `Spectrum`; its `converged` says whether the tolerance was reached.
+
+    Raises:
+        ValueError: The arguments do not fit the layer; nothing has been changed.
+
+    Example:
+        >>> import torch
+        >>> from spectralclip import svds
+        >>> conv = torch.nn.Conv2d(16, 32, 3, padding=1, padding_mode="reflect")
+        >>> spectrum = svds(conv, (16, 20, 20), k=3)
+        >>> spectrum.converged, spectrum.V.shape
+        (True, torch.Size([3, 16, 20, 20]))
+    """
+    op = as_operator(layer, in_shape)
+    k = min(6, *op.shape) if k is None else k
+    _check_request(op, k, tol)
+    k = operator.index(k)
+    start = _start_rows(op, v0)
+    if generator is None:
+        generator = torch.Generator("cpu").manual_seed(0)
+    chosen = _choose(op, k) if solver == "auto" else solver
+    if not isinstance(chosen, Solver):
+        raise TypeError(f'solver must be "auto", Lanczos(), PowerQR() or Exact(), got {solver!r}.')
+    return _spectrum(op, chosen.solve(op, k, tol, start, generator))
+
+
+@plain_numerics()
+def spectral_norm(
+    layer: Layer | LinearOperator,
+    in_shape: Sequence[int] | int | None = None,
+    *,
+    tol: float = 1e-3,
+    differentiable: bool = False,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """The largest singular value of a layer: its Lipschitz constant.
+
+    Args:
+        layer: A module, a sequence of modules (their composition), or an affine callable.
+        in_shape: Shape of one input, without the batch dimension; may be left out where the
+            layer knows it (`nn.Linear`).
+        tol: Relative accuracy.
+        differentiable: Attach the value to the layer's parameters, for penalties. The
+            gradient is that of `<u, M(W) v>` at the leading singular vectors, which is exact
+            while the largest value is simple, and a subgradient otherwise.
+        generator: Source of the random start; by default the same for each call.
+
+    Returns:
+        A scalar tensor.
+
+    Example:
+        >>> import torch
+        >>> from spectralclip import spectral_norm
+        >>> conv = torch.nn.Conv2d(3, 8, 3, padding=1)
+        >>> penalty = spectral_norm(conv, (3, 32, 32), differentiable=True)
+        >>> penalty.backward()
+        >>> conv.weight.grad.shape
+        torch.Size([8, 3, 3, 3])
+    """
+    op = as_operator(layer, in_shape)
+    spectrum = svds(op, op.in_shape, 1, tol=tol, generator=generator)
+    if not spectrum.converged:
+        warnings.warn(f"{op.name}: {spectrum.advice}", ConvergenceWarning, stacklevel=2)
+    if differentiable:
+        return op.bilinear(spectrum.U, spectrum.V)
+    return spectrum.S[0]
+
+
+@plain_numerics()
+def singular_values(
+    layer: Layer | LinearOperator, in_shape: Sequence[int] | int | None = None
+) -> Tensor:
+    """All `min(m, n)` singular values of a layer, descending.
+
+    Exact for layers that fall apart into small blocks, whatever their size: dense layers,
+    circular convolutions (also with a stride that divides the sides), 1x1 convolutions and
+    others whose windows do not overlap, groups of these, batch norm, and such layers with a
+    batch norm before or after. Others are decomposed as a dense matrix where that fits.
+
+    Args:
+        layer: A module, a sequence of modules (their composition), or an affine callable.
+        in_shape: Shape of one input, without the batch dimension; may be left out where the
+            layer knows it (`nn.Linear`).
+
+    Raises:
+        ValueError: The dense matrix would be too large; `svds` finds the leading values.
+
+    Example:
+        >>> import torch
+        >>> from spectralclip import singular_values
+        >>> conv = torch.nn.Conv2d(16, 16, 3, padding=1, padding_mode="circular")
+        >>> singular_values(conv, (16, 32, 32)).shape
+        torch.Size([16384])
+    """
+    op = as_operator(layer, in_shape)
+    m, n = op.shape
+    form = block_form(op)
+    if form is not None:
+        values = form.values().to(op.device, op.dtype)
+        copies = form.copies.to(values.device)
+        spread = values.repeat_interleave(copies, dim=0).flatten()
+        zeros = values.new_zeros(max(0, min(m, n) - spread.numel()))
+        return torch.cat([spread, zeros]).sort(descending=True).values
+    require_dense(op, "svds(layer, in_shape, k=...) finds the leading values.")
+    return dense_values(op)
+
+
+def _choose(op: LinearOperator, k: int) -> Solver:
+    m, n = op.shape
+    small = min(m, n)
+    form = block_form(op)
+    if form is not None and form.value_count >= k:
+        pairs = 30 + 20 * k  # what Lanczos needs to three digits
+        lanczos = _LANCZOS_OVERHEAD + 2 * pairs * form.application_work
+        if form.work <= lanczos:
+            return Exact()
+    # Lanczos needs about ten blocks; when those nearly fill the space, take all of it.
+    if m * n <= DENSE_LIMIT and (small <= 64 or (5 * k >= small and small <= 4096)):
+        return Exact()
+    return Lanczos()
+
+
+def _check_request(op: LinearOperator, k: int, tol: float) -> None:
+    most = min(op.shape)
+    if isinstance(k, bool) or not hasattr(k, "__index__"):
+        raise TypeError(f"k must be an integer, got {k!r}.")
+    if not 1 <= k <= most:
+        m, n = op.shape
+        raise ValueError(
+            f"k={k} is out of range for {op.name}, a {m} x {n} matrix: choose 1 <= k <= {most}."
+        )
+    if not isinstance(tol, (int, float)) or not (math.isfinite(tol) and tol > 0):
+        raise ValueError(f"tol must be a positive number, got {tol!r}.")
+
+
+def _start_rows(op: LinearOperator, v0: Tensor | None) -> Tensor | None:
+    if v0 is None:
+        return None
+    if not isinstance(v0, Tensor):
+        raise TypeError(f"v0 must be a tensor, got {type(v0).__name__}.")
+    batch = v0[None] if tuple(v0.shape) == op.in_shape else v0
+    if tuple(batch.shape[1:]) != op.in_shape or batch.shape[0] < 1:
+        raise ValueError(
+            f"v0 must have shape {op.in_shape} or (j, *{op.in_shape}) for {op.name}, "
+            f"got {tuple(v0.shape)}."
+        )
+    if not bool(torch.isfinite(batch).all()):
+        raise ValueError("v0 holds NaN or infinite values.")
+    return op.input_rows(sent(batch.detach(), op.device, op.dtype))
+
+
+def _spectrum(op: LinearOperator, found: Triplets) -> Spectrum:
+    return Spectrum(
+        found.S,
+        op.output_tensor(found.U),
+        op.input_tensor(found.V),
+        found.residuals,
+        found.errors,
+        found.converged,
+        found.applications,
+        "" if found.converged else found.advice,
+    )

@@ -1,0 +1,186 @@
+"""Sharded weights: each layer is put together in one process, worked on, and handed back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from spectralclip._models.fsdp import local, reshard_, stand_in
+from spectralclip._models.layers import FoundLayer
+from spectralclip._training.distributed.layout import Layout, layout_of
+from spectralclip._training.distributed.consensus import Ledger, Report
+from spectralclip._training.momentum import Momentum
+from spectralclip._training.optimizers import Optimizers
+from spectralclip._training.distributed.sharing import Sharing, Strip, weights_of
+from spectralclip._training.distributed.statistics import Statistics
+from spectralclip._training.distributed.process_group import Team, portable
+
+_FLAGS = ("requires_grad flags", "Freeze and unfreeze layers on every rank alike.")
+
+
+@final
+class Sharded(Sharing):
+    """Processes that each hold a part of every weight, as `fully_shard` leaves them.
+
+    The owner of a layer has a module like the model's with whole weights, and no process has
+    those of the whole model. Before the work the owners get the parts of their layers, and
+    nothing else is gathered; after it the others get their parts of what has changed.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        model: nn.Module,
+        layers: Mapping[str, FoundLayer],
+        optimizers: Optimizers,
+        costs: Mapping[str, float],
+    ) -> None:
+        self._ledger, self._model = Ledger(team, layers, costs), model
+        self.optimizers = optimizers
+        self._layouts = [layout_of(p, team.ranks) for p in self._ledger.parameters]
+        self._statistics = Statistics(team, layers.values())
+        # Later, the modules may have weights that a forward pass has gathered.
+        self._weights = {name: weights_of(layer) for name, layer in layers.items()}
+        self._strips: dict[int, list[Strip]] = {}
+        owned = [n for n, owner in enumerate(self._ledger.owners) if owner == team.rank]
+        self._wholes = {n: _whole(self._ledger.parameters[n]) for n in owned}
+        self._numbers = {id(whole): n for n, whole in self._wholes.items()}
+        own = {id(self._ledger.parameters[n]): whole for n, whole in self._wholes.items()}
+        self._mine = {
+            name: replace(
+                layer, modules=tuple(stand_in(m, lambda p: own[id(p)]) for m in layer.modules)
+            )
+            for name, layer in self._ledger.mine.items()
+        }
+        self._gather(range(len(self._layouts)))
+
+    def mine(self) -> Mapping[str, FoundLayer]:
+        """Stand-ins for the layers of this process, whose weights are as they were gathered."""
+        return self._mine
+
+    def weights(self) -> Mapping[str, Sequence[Tensor]]:
+        """The sharded parameters of all layers."""
+        return self._weights
+
+    def strip(self, parameter: Tensor, strip: Strip) -> None:
+        """Note the change: it is done after the work, when the momentum has been gathered."""
+        self._strips.setdefault(self._numbers[id(parameter)], []).append(strip)
+
+    def carry_out(
+        self, work: Callable[[], dict[str, Any]], label: str = "a step"
+    ) -> dict[str, Any]:
+        """Gather the layers that move at their owners, work, and hand out what has changed."""
+        ledger = self._ledger
+        reshard_(self._model)
+        moving = set(self.moving())
+        facts = [int(name in moving) for name in ledger.layers]
+        ledger.meet(Report(f"the start of {label}", facts=facts, about=_FLAGS))
+        needed = {n for name in moving for n in ledger.numbers[name]}
+        self._gather(sorted(needed))
+        versions = {n: whole._version for n, whole in self._wholes.items()}
+        with self._statistics.lent():
+            report = ledger.attempt(work, label)
+        report.changed = {n for n, v in versions.items() if self._wholes[n]._version != v}
+        report.stripped = dict.fromkeys(self._strips, 1)
+        together = ledger.meet(report)
+        self._hand_out(sorted(together.changed), sorted(together.stripped))
+        if together.error is not None:
+            raise together.error
+        return together.results
+
+    def merged(self, by_layer: dict[str, Any]) -> dict[str, Any]:
+        """What all processes know of their layers."""
+        self._ledger.meet(Report("state_dict()"))
+        return self._ledger.merged(portable(by_layer))
+
+    def _gather(self, numbers: Sequence[int]) -> None:
+        """Bring the wholes of some weights up to date, at their owners."""
+        post = _Post(self._ledger, self._layouts)
+        for n in numbers:
+            parameter, whole = self._ledger.parameters[n], self._wholes.get(n)
+            post.to_owner(n, parameter, whole)
+            if whole is not None:
+                whole.requires_grad_(parameter.requires_grad)
+        post.send()
+
+    def _hand_out(self, changed: Sequence[int], stripped: Sequence[int]) -> None:
+        """Bring the parts of changed weights up to date, and strip momentum in between."""
+        ledger, rank = self._ledger, self._ledger.team.rank
+        there, back = (_Post(ledger, self._layouts) for _ in range(2))
+        for n in changed:
+            there.from_owner(n, ledger.parameters[n], self._wholes.get(n))
+        wholes: dict[int, Momentum] = {}
+        for n in stripped:
+            momentum = self._momentum(n)
+            if momentum is None:
+                continue
+            if ledger.owners[n] == rank:
+                wholes[n] = Momentum(
+                    _like(momentum.buffer),
+                    None if momentum.metric is None else _like(momentum.metric),
+                )
+            whole = wholes.get(n)
+            there.to_owner(n, momentum.buffer, whole and whole.buffer)
+            if momentum.metric is not None:
+                there.to_owner(n, momentum.metric, whole and whole.metric)
+            back.from_owner(n, momentum.buffer, whole and whole.buffer)
+        there.send()
+        strips, self._strips = self._strips, {}
+        try:
+            for n, momentum in wholes.items():
+                for strip in strips[n]:
+                    strip(momentum)
+        finally:
+            back.send()
+
+    def _momentum(self, number: int) -> Momentum | None:
+        with torch.no_grad():
+            return self.optimizers.momentum_of(self._ledger.parameters[number])
+
+
+@final
+class _Post:
+    """Parts of tensors on their way to the owners of wholes, or back, in one message."""
+
+    def __init__(self, ledger: Ledger, layouts: Sequence[Layout]) -> None:
+        self._ledger, self._layouts = ledger, layouts
+        self._outgoing: list[list[Tensor]] = [[] for _ in range(ledger.team.size)]
+        self._incoming: list[list[Tensor]] = [[] for _ in range(ledger.team.size)]
+        self._is_empty = True
+
+    def to_owner(self, number: int, part: Tensor, whole: Tensor | None) -> None:
+        """Have the whole written, which is with the owner of a parameter, by the parts."""
+        layout, owner, team = self._layouts[number], self._ledger.owners[number], self._ledger.team
+        if layout.gives(team.rank, owner):
+            self._outgoing[owner].append(local(part))
+        if whole is not None:
+            for rank in filter(lambda rank: layout.gives(rank, owner), range(team.size)):
+                self._incoming[rank].append(layout.part(whole.detach(), rank))
+        self._is_empty = False
+
+    def from_owner(self, number: int, part: Tensor, whole: Tensor | None) -> None:
+        """Have the parts written by the whole."""
+        layout, owner, team = self._layouts[number], self._ledger.owners[number], self._ledger.team
+        if whole is not None:
+            for rank in range(team.size):
+                self._outgoing[rank].append(layout.part(whole.detach(), rank))
+        self._incoming[owner].append(local(part))
+        self._is_empty = False
+
+    def send(self) -> None:
+        """Exchange all of them, if any process has any."""
+        if not self._is_empty:
+            self._ledger.team.deliver(self._outgoing, self._incoming)
+
+
+def _like(tensor: Tensor) -> Tensor:
+    """An empty plain tensor of the whole shape."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=local(tensor).device)
+
+
+def _whole(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(_like(parameter), parameter.requires_grad)

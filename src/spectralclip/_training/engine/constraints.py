@@ -1,0 +1,318 @@
+"""The ways in which layers are kept within their bounds, behind one interface."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import nn
+
+from spectralclip._clipping.batch_norm import clamp_batch_norm_
+from spectralclip._training.engine.cut_step import Stripping
+from spectralclip._training.engine.dense import DenseKeeper
+from spectralclip._training.engine.full_vectors import ImageKeeper
+from spectralclip._training.engine.fourier_modes import WaveGroup
+from spectralclip._operators.maps import ConvMap
+from spectralclip._training.engine.norm_check import Aim, Calibration, NormCheck, seeded
+from spectralclip._training.engine.constrained_layer import Slot
+
+# Below this share of the bound one vector is enough, and all are refreshed after so many steps.
+FAR, REFRESHED = 0.9, 16
+
+
+@final
+@dataclass(frozen=True)
+class Turn:
+    """A step of the optimizer, and what is to be done after it.
+
+    Attributes:
+        number: Of the step, from one.
+        bounds: The bound of each layer to work on.
+        headroom: By which share the target is below the bound.
+        check_every: The most steps from one check of a layer to the next; 0 for no checks.
+    """
+
+    number: int
+    bounds: Mapping[str, float]
+    headroom: float
+    check_every: int
+
+    def aim(self, name: str, stride: float, calibration: float = 1.0) -> Aim:
+        """Where the estimate of a layer's norm is to be."""
+        bound = self.bounds[name] / calibration
+        return Aim((1 - self.headroom) * bound, bound, stride)
+
+
+class Keeping(ABC):
+    """One or several layers, and what follows them.
+
+    Attributes:
+        names: The layers.
+        application_work: Multiplications of one application of one of them.
+    """
+
+    names: tuple[str, ...]
+    application_work = 0.0
+
+    @abstractmethod
+    def step(self, turn: Turn) -> Sequence[str]:
+        """Bring the layers within their bounds; the names of those that are not finite."""
+
+    @abstractmethod
+    def norms(self) -> dict[str, float]:
+        """The latest norms."""
+
+    @abstractmethod
+    def checked(self) -> dict[str, int]:
+        """Which of them were measured on the layers themselves, and after which step."""
+
+    @abstractmethod
+    def states(self) -> dict[str, Any]:
+        """By layer, what is remembered."""
+
+    @abstractmethod
+    def load_states(self, states: Mapping[str, Any]) -> None:
+        """Go on from there."""
+
+    @property
+    @abstractmethod
+    def applications(self) -> float:
+        """Vectors sent through the layers, or as much work as that."""
+
+
+@final
+class KeptExactly(Keeping):
+    """A layer whose singular values are all known at each step."""
+
+    def __init__(self, slot: Slot, strip: Stripping, origin: str) -> None:
+        self.names, self._exact = (slot.name,), 0
+        self._keeper = DenseKeeper(slot, strip, seeded(origin))
+
+    def step(self, turn: Turn) -> Sequence[str]:
+        is_finite = self._keeper.step(turn.bounds[self.names[0]])
+        self._exact = turn.number if self._keeper.is_exact else 0
+        return () if is_finite else self.names
+
+    def checked(self) -> dict[str, int]:
+        return {self.names[0]: self._exact} if self._exact else {}
+
+    def norms(self) -> dict[str, float]:
+        norm = self._keeper.norm
+        return {} if math.isnan(norm) else {self.names[0]: norm}
+
+    def states(self) -> dict[str, Any]:
+        keeper = self._keeper
+        own = {"vectors": keeper.vectors.clone(), "norm": keeper.norm}
+        return {self.names[0]: {**own, "movement": keeper.movement.state()}}
+
+    def load_states(self, states: Mapping[str, Any]) -> None:
+        for state in states.values():
+            self._keeper.vectors = state["vectors"].to(self._keeper.vectors, copy=True)
+            self._keeper.norm = float(state["norm"])
+            self._keeper.movement.load_state(state["movement"])
+
+    @property
+    def applications(self) -> float:
+        """None: everything is done on the weight itself."""
+        return 0.0
+
+
+@final
+class KeptByWaves(Keeping):
+    """Convolutions of one shape, followed through plane waves."""
+
+    def __init__(
+        self,
+        group: WaveGroup,
+        checks: Mapping[str, NormCheck],
+        conv: ConvMap | None,
+    ) -> None:
+        self.names = tuple(slot.name for slot in group.slots)
+        self._group, self._checks, self._now = group, checks, 0
+        positions = 1 if conv is None else math.prod(conv.target.shape[1:])
+        self.application_work = float(positions * group.slots[0].weight.numel())
+
+    def step(self, turn: Turn) -> Sequence[str]:
+        checks, group = self._checks, self._group
+        self._now = turn.number
+        if not group.is_warm:
+            # Before anything is moved, so that a layer within its bound is known to be.
+            for name, estimate in group.begin(turn.bounds).items():
+                checks[name].calibration.begin(checks[name].search(), estimate)
+        strides = {name: checks[name].stride() for name in turn.bounds}
+        aims = {n: turn.aim(n, strides[n], checks[n].calibration.value) for n in turn.bounds}
+        lost = group.step(aims)
+        for index, name in enumerate(self.names):
+            if name in lost or name not in turn.bounds:
+                continue
+            check, bound = checks[name], turn.bounds[name]
+            if check.is_due(strides[name], turn.check_every):
+                norm = check.compare(group.norms[name], bound, turn.number)
+                if not math.isfinite(norm):
+                    lost.append(name)
+                elif norm > bound:
+                    target = check.calibration.value * group.unrest[index].target
+                    group.shrink(index, min(target, bound) / norm)
+            check.leave()
+        return lost
+
+    def checked(self) -> dict[str, int]:
+        return {n: self._now for n, check in self._checks.items() if check.latest == self._now}
+
+    def norms(self) -> dict[str, float]:
+        checks, norms = self._checks, self._group.norms
+        return {n: norm * checks[n].calibration.value for n, norm in norms.items()}
+
+    def states(self) -> dict[str, Any]:
+        return {
+            name: {"waves": self._group.state(index), "check": self._checks[name].state()}
+            for index, name in enumerate(self.names)
+        }
+
+    def load_states(self, states: Mapping[str, Any]) -> None:
+        for name, state in states.items():
+            self._group.load_state(self.names.index(name), state["waves"])
+            self._checks[name].load_state(state["check"])
+
+    @property
+    def applications(self) -> float:
+        """By multiplications, and what the checks cost."""
+        checks = sum(check.applications for check in self._checks.values())
+        return self._group.work / self.application_work + checks
+
+
+@final
+class KeptByImages(Keeping):
+    """A layer followed by images, at each of its input shapes.
+
+    Far below its bound it is followed at its own size, by one vector; near the bound by several,
+    which may be on smaller images. Inside an image any convolution acts on plane waves: these go
+    first, so that images have to deal with the borders only.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        keepers: Sequence[ImageKeeper],
+        check: NormCheck,
+        waves: WaveGroup | None,
+        application: int,
+    ) -> None:
+        """Begin; `application` is the number of multiplications of one."""
+        self.names, self._keepers, self._check, self._waves = (name,), keepers, check, waves
+        self._norm, self._steps, self._now = math.nan, 0, 0
+        self._inside = Calibration()
+        self.application_work = float(application)
+
+    def step(self, turn: Turn) -> Sequence[str]:
+        name, check = self.names[0], self._check
+        bound = turn.bounds[name]
+        self._steps, self._now = self._steps + 1, turn.number
+        stride = check.stride()
+        is_due = check.is_due(stride, turn.check_every)
+        is_far = self._norm < FAR * bound and not is_due
+        is_fresh = not is_far or self._steps % REFRESHED == 0
+        if is_fresh and not self._refresh(turn, stride):
+            return self.names
+        known = max(keeper.norm for keeper in self._keepers)
+        whole = all(keeper.share == 1 for keeper in self._keepers)
+        if is_due:
+            self._norm = check.compare(known, bound, turn.number)
+            self._note_waves()
+        elif is_far:
+            self._norm = check.follow()
+        else:
+            self._norm = known * (1.0 if whole else check.calibration.value)
+        if not math.isfinite(self._norm):
+            return self.names
+        if self._norm > bound:
+            target = check.calibration.value * self._keepers[0].unrest.target
+            factor = min(target, bound) / self._norm
+            self._keepers[0].shrink(factor)
+            self._norm *= factor
+        check.leave()
+        return ()
+
+    def _refresh(self, turn: Turn, stride: float) -> bool:
+        """Refresh what is tracked, and clip what is above; whether the weights are finite."""
+        name, waves = self.names[0], self._waves
+        if waves is not None and not waves.is_warm:
+            for estimate in waves.begin(turn.bounds).values():
+                self._inside.begin(self._check.search(), estimate)
+        inside = turn.aim(name, stride, min(self._inside.value, 1.0))
+        if waves is not None and waves.step({name: inside}):
+            return False
+        aim = turn.aim(name, stride, self._check.calibration.value)
+        return all([keeper.step(aim) for keeper in self._keepers])
+
+    def _note_waves(self) -> None:
+        """Plane waves show the inside of an image: more than there is on a small one."""
+        if self._waves is not None and math.isfinite(self._norm):
+            self._inside.note(self._norm, self._waves.norms[self.names[0]])
+
+    def checked(self) -> dict[str, int]:
+        return {self.names[0]: self._now} if self._check.latest == self._now else {}
+
+    def norms(self) -> dict[str, float]:
+        return {} if math.isnan(self._norm) else {self.names[0]: self._norm}
+
+    def states(self) -> dict[str, Any]:
+        images = [keeper.state() for keeper in self._keepers]
+        waves = None if self._waves is None else self._waves.state(0)
+        own = {"norm": self._norm, "steps": self._steps, "waves": waves}
+        own["inside"] = self._inside.value
+        return {self.names[0]: {"images": images, "check": self._check.state(), **own}}
+
+    def load_states(self, states: Mapping[str, Any]) -> None:
+        for state in states.values():
+            self._norm, self._steps = float(state["norm"]), int(state["steps"])
+            self._inside.value = float(state["inside"])
+            if self._waves is not None:
+                self._waves.load_state(0, state["waves"])
+            for keeper, images in zip(self._keepers, state["images"], strict=True):
+                keeper.load_state(images)
+            self._check.load_state(state["check"])
+
+    @property
+    def applications(self) -> float:
+        """Of vectors, large and small; of waves by multiplications."""
+        images = sum(keeper.applications * keeper.share for keeper in self._keepers)
+        waves = 0.0 if self._waves is None else self._waves.work / self.application_work
+        return images + waves + self._check.applications
+
+
+@final
+class KeptByClamp(Keeping):
+    """A batch norm, whose singular values are its factors."""
+
+    def __init__(self, name: str, norm: nn.Module) -> None:
+        self.names, self._module, self._norm, self._now = (name,), norm, math.nan, 0
+
+    def step(self, turn: Turn) -> Sequence[str]:
+        self._now = turn.number
+        norm = clamp_batch_norm_(self._module, turn.bounds[self.names[0]])
+        if not math.isfinite(norm):
+            return self.names
+        self._norm = norm
+        return ()
+
+    def checked(self) -> dict[str, int]:
+        return {self.names[0]: self._now}
+
+    def norms(self) -> dict[str, float]:
+        return {} if math.isnan(self._norm) else {self.names[0]: self._norm}
+
+    def states(self) -> dict[str, Any]:
+        return {self.names[0]: {"norm": self._norm}}
+
+    def load_states(self, states: Mapping[str, Any]) -> None:
+        for state in states.values():
+            self._norm = float(state["norm"])
+
+    @property
+    def applications(self) -> float:
+        """None."""
+        return 0.0
