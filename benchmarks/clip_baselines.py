@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from benchmarks.clip_layers import Shape, movable, multiplications, row_factors
 from spectralclip import svds
-from spectralclip._linalg.fourier import alias_frequencies, folded_frequencies
+from spectralclip._linalg import alias_frequencies, folded_frequencies
 
 SVD_WORK = 20  # times a^2 b for a block a x b, a <= b, with its vectors; complex: four times that
 

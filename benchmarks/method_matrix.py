@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from benchmarks.method_cells import Cell
     from benchmarks.method_variants import Variant
     from spectralclip import Attachment
-    from spectralclip.methods._stated import Promise
+    from spectralclip._training import Promise
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -192,8 +192,8 @@ def _step(
 
 def _stated(variant: Variant, cell: Cell) -> Promise | None:
     """What the method promises of the layer, with these settings."""
+    from spectralclip._training import promises_of
     from spectralclip.methods import get
-    from spectralclip.methods._stated import promises_of
 
     stated = [p for p in promises_of(get(variant.method)) if dict(p.settings) == variant.settings]
     return stated[0] if stated and stated[0].covers(cell.modules()[0]) else None

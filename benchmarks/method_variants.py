@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from spectralclip import Method
+from spectralclip._training import promises_of
 from spectralclip.methods import available, get
-from spectralclip.methods._stated import promises_of
 
 
 class Variant(NamedTuple):

@@ -11,10 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from spectralclip import FoundLayer, find_layers
-from spectralclip._training.attachment import Attachment
-from spectralclip._training.method import Keeper, Method
-from spectralclip._training.distributed.sharing import Sharing
-from spectralclip._training.attach import attach
+from spectralclip._training import Attachment, Keeper, Method, Sharing, attach
 from spectralclip.methods import FastClip, SpectralClip
 
 NONE = "none"

@@ -24,8 +24,8 @@ from experiments.engine.work import Engine, Task
 from experiments.experiment import SCALES, Cell, Experiment, Scale
 from experiments.guard import CODES, FAILED, FINE, Problem, guarded, note
 from experiments.store import Store, results_folder
-from spectralclip._common.amx import needed
-from spectralclip._audit.table import Column, Sheet, plain_table
+from spectralclip._audit import Column, Sheet, plain_table
+from spectralclip._common import needed
 
 
 class Scales(str, Enum):

@@ -15,7 +15,7 @@ from typing import Any, final
 from experiments.experiment import SCALES, Cell, Record, Result, Scale
 from experiments.lock import Lock, owner, take
 from experiments.plain import plain
-from spectralclip._common.files import require_writable, write_text
+from spectralclip._common import require_writable, write_text
 
 FORMAT = 1
 _FIELDS = {"format", "experiment", "id", "scales", "config", "result", "run"}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 
 # Before torch is imported. What tests start, and the workers of pytest-xdist, inherit it.
-_AMX = Path(__file__).parents[1] / "src" / "spectralclip" / "_amx.py"
+_AMX = Path(__file__).parents[1] / "src" / "spectralclip" / "_common" / "amx.py"
 os.environ.update(runpy.run_path(str(_AMX))["needed"]())
 
 import torch  # noqa: E402

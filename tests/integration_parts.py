@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from spectralclip._models.layers import FoundLayer
-from spectralclip._training.method import Keeper, Method
 from spectralclip._training.distributed.sharing import Sharing
+from spectralclip._training.method import Keeper, Method
 from spectralclip._training.spectral_clip import SpectralClip
 
 

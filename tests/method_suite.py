@@ -23,8 +23,8 @@ from training_cases import true_norm
 from zoo_training import Trainee
 
 from spectralclip import Attachment, Method, attach
+from spectralclip._training import Promise
 from spectralclip.methods import get
-from spectralclip.methods._stated import Promise
 
 LONGEST_FILE = 220
 # What a docstring has to tell, and words of which one has to stand there.

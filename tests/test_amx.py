@@ -15,8 +15,9 @@ import pytest
 
 import experiments.__main__
 import spectralclip.__main__
-from spectralclip import _amx, demo
+from spectralclip._common import amx
 from spectralclip._common.amx import REMEDY, VARIABLE, needed
+from spectralclip.demo import run as demo
 
 ROOT = Path(__file__).parents[1]
 FLAGS = "processor : 0\nmodel name : {name}\nflags : fpu avx512f {amx} sse\n"
@@ -130,7 +131,7 @@ def test_where_nothing_can_be_kept_it_is_asked_again(machine: Machine, tmp_path:
 
 def test_the_products_come_out_right() -> None:
     """Else every machine would count as broken for another reason."""
-    exec(_amx._PRODUCTS, {})
+    exec(amx._PRODUCTS, {})
 
 
 # --- Set: by make ---------------------------------------------------------------------------

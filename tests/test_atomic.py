@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spectralclip import _atomic
+from spectralclip._common import files as _atomic
 from spectralclip._common.files import replacing, require_writable, write_text, write_texts
 
 

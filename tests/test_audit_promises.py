@@ -15,7 +15,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 from zoo import BY_NAME, ZOO
 
 from spectralclip import clip_model_, norm_bounds
-from spectralclip._audit import _examine, audit
+from spectralclip._audit import audit, examine
 from spectralclip._lipschitz.radius import certified_radius
 
 # --- Promises --------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def test_the_network_shares_the_norms_of_the_layers(monkeypatch: pytest.MonkeyPa
     model, found = audited("resnet")
     asked: list[Any] = []
     monkeypatch.setattr(
-        _examine,
+        examine,
         "norm_bounds",
         lambda *args, **kwargs: asked.append(args) or norm_bounds(*args, **kwargs),
     )

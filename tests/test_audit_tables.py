@@ -13,7 +13,7 @@ from torch import nn
 
 from spectralclip._audit import Audit, audit
 from spectralclip._audit.table import Column, Sheet, bound_text, plain_table, rich_table
-from spectralclip._audit.text import printable
+from spectralclip._common import printable
 from spectralclip._lipschitz.result import NetworkBound, Unbounded
 
 pytest.importorskip("rich")

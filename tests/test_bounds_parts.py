@@ -23,8 +23,8 @@ from torch import nn
 import spectralclip as sc
 from spectralclip._bounds.exact import convolution, embedding_sides, embedding_torus
 from spectralclip._bounds.lanczos import Recurrence, continued
-from spectralclip._spectrum.symbol_peak import Torus, symbol_peak
 from spectralclip._linalg.small_matrices import largest_eigenvalue
+from spectralclip._spectrum.symbol_peak import Torus, symbol_peak
 
 
 def zero_padded(layer: Any, in_shape: tuple[int, ...]) -> Any:

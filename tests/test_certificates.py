@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 import spectralclip as sc
 from spectralclip import LinearOperator
-from spectralclip import _certificates as certificates
+from spectralclip._bounds import cholesky as certificates
 from spectralclip._bounds.banded import BandedGram, bandwidth, coupling
 from spectralclip._bounds.cholesky import certified_square, deterministic_upper, rounding
-from spectralclip._operators.maps import ConvMap, TransposedMap
 from spectralclip._bounds.strips import largest_eigenvalue, shortened, sine_factors, strips
+from spectralclip._operators.maps import ConvMap, TransposedMap
 
 # The first guess lies 1e-4 above the norm; nothing else may add to it visibly.
 TIGHT = 2e-4

@@ -17,10 +17,10 @@ from torch.nn.utils import parametrizations
 
 import spectralclip._clipping.clip
 from spectralclip import clip_, norm_bounds
-from spectralclip._operators.maps import ConvGeometry, ConvMap
+from spectralclip._clipping.douglas_rachford import TorusSymbols, clip_on_torus
 from spectralclip._clipping.tap_metric import TapMetric
 from spectralclip._linalg.qp import nonnegative_qp
-from spectralclip._clipping.douglas_rachford import TorusSymbols, clip_on_torus
+from spectralclip._operators.maps import ConvGeometry, ConvMap
 
 NOTHING = "nothing to clip"
 UNMOVED = "does not follow the scale"

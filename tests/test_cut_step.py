@@ -10,9 +10,9 @@ import torch
 from scipy.optimize import minimize, nnls
 from torch import Tensor, nn
 
+from spectralclip._linalg.qp import solve_nonnegative
 from spectralclip._training.engine.cut_step import Cuts, DenseCuts, FactorCuts, project_, strip_
 from spectralclip._training.momentum import Momentum, momentum_of
-from spectralclip._linalg.qp import solve_nonnegative
 
 KINDS = ["dense", "factors", "groups"]
 

@@ -21,16 +21,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from spectralclip import as_operator
+from spectralclip._models.layers import FoundLayer, find_layers
+from spectralclip._training.attach import attach
 from spectralclip._training.attachment import Attachment
 from spectralclip._training.distributed.assignment import divided, estimated_cost
-from spectralclip._models.layers import FoundLayer, find_layers
-from spectralclip._training.distributed.layout import Layout, team_of
 from spectralclip._training.distributed.consensus import Ledger, Report
+from spectralclip._training.distributed.layout import Layout, team_of
+from spectralclip._training.distributed.process_group import Team
+from spectralclip._training.distributed.sharing import Sharing
 from spectralclip._training.method import Keeper, Method
 from spectralclip._training.momentum import Momentum
-from spectralclip._training.distributed.sharing import Sharing
-from spectralclip._training.distributed.process_group import Team
-from spectralclip._training.attach import attach
 from spectralclip._training.spectral_clip import SpectralClip
 
 BOUND, SHAPE = 0.7, (3, 8, 8)

@@ -15,11 +15,12 @@ from torch import nn
 from training_cases import assert_identical, true_norm
 
 from spectralclip import audit
-from spectralclip._audit import _estimates
+from spectralclip._audit import estimates
 from spectralclip._audit.estimates import EstimatedLayer, compare_estimates, estimates_sheet
 from spectralclip._audit.table import plain_table
+from spectralclip._training import Promise, promises_of
 from spectralclip.methods import _stated
-from spectralclip.methods._stated import Promise, estimators, promises_of
+from spectralclip.methods._estimators import estimators
 
 
 def exact(module: nn.Module, in_shape: Any, *, generator: Any = None) -> float:
@@ -95,7 +96,7 @@ def test_an_audit_gives_its_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: object) -> None:
         raise AssertionError("computed again")
 
-    monkeypatch.setattr(_estimates, "bounded", fails)
+    monkeypatch.setattr(estimates, "bounded", fails)
     rows = compare_estimates(model, EXAMPLE, ESTIMATORS, found=found)
     assert [row.norm for row in rows] == [found[row.name].norm for row in rows]
     with pytest.raises(AssertionError, match="computed again"):

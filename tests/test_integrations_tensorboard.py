@@ -10,8 +10,8 @@ import torch
 from integration_parts import Scale, dense_norm
 from torch import nn
 
-from spectralclip._training.attachment import Attachment
 from spectralclip._training.attach import attach
+from spectralclip._training.attachment import Attachment
 from spectralclip.integrations.tensorboard import NormLogger, log_norms
 
 

@@ -22,12 +22,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import spectralclip as sc
-from spectralclip import _block_norms, _clip
+from spectralclip._bounds import exact as _block_norms
 from spectralclip._bounds.exact import convolution
-from spectralclip._spectrum.symbol_peak import Torus, enough_points, symbol_degrees, symbol_peak
+from spectralclip._bounds.views import View
+from spectralclip._clipping import clip as _clip
 from spectralclip._linalg.small_matrices import norm_is_below
 from spectralclip._spectrum.subspace import lengths, row_products
-from spectralclip._bounds.views import View
+from spectralclip._spectrum.symbol_peak import Torus, enough_points, symbol_degrees, symbol_peak
 
 
 def renewed(layer: Any) -> Any:
@@ -361,7 +362,7 @@ def test_blocks_by_iteration(
 
 @pytest.mark.usefixtures("matrices_are_dear")
 def test_groups_share_the_probability(monkeypatch: pytest.MonkeyPatch) -> None:
-    from spectralclip import _lanczos_bound
+    from spectralclip._bounds import lanczos as _lanczos_bound
 
     seen: list[float] = []
     own = _lanczos_bound.Recurrence.__init__

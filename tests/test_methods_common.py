@@ -28,8 +28,9 @@ from training_cases import assert_identical, true_norm
 from zoo_training import TRAINEES, Trainee
 
 from spectralclip import Method
+from spectralclip._training import Promise, promises_of
 from spectralclip.methods import available, get
-from spectralclip.methods._stated import Promise, estimators, promises_of
+from spectralclip.methods._estimators import estimators
 
 WITH_NORM = TRAINEES["convnet-bn"]
 # What takes long with so many methods is left to the full run of the tests.

@@ -84,9 +84,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_data_licences_and_type_marker(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-        digits = archive.read("spectralclip/data/digits.npz")
+        digits = archive.read("spectralclip/demo/data/digits.npz")
     assert digits == DIGITS.read_bytes()
-    assert {"spectralclip/py.typed", "spectralclip/data/DIGITS_LICENSE.md"} <= names
+    assert {"spectralclip/py.typed", "spectralclip/demo/data/DIGITS_LICENSE.md"} <= names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     top_level = {name.split("/")[0] for name in names}
     assert top_level == {"spectralclip", f"spectralclip-{spectralclip.__version__}.dist-info"}

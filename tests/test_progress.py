@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 import spectralclip as sc
-from spectralclip import _progress
+from spectralclip._audit import examine
+from spectralclip._common import progress as _progress
 from spectralclip._common.progress import Steps, shown
 
 
@@ -76,9 +77,7 @@ def test_the_bar_names_the_layer_that_it_is_at(
         time.sleep(0.3)  # the bar is drawn ten times a second
         return own(*args, **kwargs)  # type: ignore[arg-type]
 
-    from spectralclip._audit import _examine
-
-    monkeypatch.setattr(_examine, "norm_bounds", slow)
+    monkeypatch.setattr(examine, "norm_bounds", slow)
     sc.audit(model, torch.zeros(1, 4), lipschitz=False, progress=True)
     assert "2 (9 s)" in terminal.getvalue()
     sc.clip_model_(model, torch.zeros(1, 4), 0.1)

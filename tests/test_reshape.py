@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import spectralclip as sc
-from spectralclip import _weight_metric
+from spectralclip._clipping import weight_metric as _weight_metric
 from spectralclip._clipping.set_spectrum import set_spectrum_
 
 MORE = [

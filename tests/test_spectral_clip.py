@@ -16,7 +16,14 @@ from training_cases import assert_identical, snapshot, true_norm, true_norms
 
 from spectralclip import NormWarning, attach, find_layers, load_digits, methods
 from spectralclip._training.engine.build import keepings
-from spectralclip._training.engine.constraints import Keeping, KeptByClamp, KeptByImages, KeptByWaves, KeptExactly, Turn
+from spectralclip._training.engine.constraints import (
+    Keeping,
+    KeptByClamp,
+    KeptByImages,
+    KeptByWaves,
+    KeptExactly,
+    Turn,
+)
 from spectralclip.methods import SpectralClip
 
 

@@ -13,11 +13,17 @@ import torch
 from cases import dense_of
 from torch import Tensor, nn
 
-from spectralclip._operators.affine import AffineFunction
 from spectralclip._bounds.exact import embedding_sides
+from spectralclip._operators.affine import AffineFunction
 from spectralclip._operators.build import explicit_maps
 from spectralclip._operators.maps import ConvMap
-from spectralclip._training.engine.mode_tracker import Frequencies, Taps, Waves, WaveTracker, waves_on
+from spectralclip._training.engine.mode_tracker import (
+    Frequencies,
+    Taps,
+    Waves,
+    WaveTracker,
+    waves_on,
+)
 
 Array = np.ndarray[Any, Any]
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from spectralclip._common.files import replacing
+from spectralclip._common import replacing
 
 TIMEOUT = 30.0  # seconds without a byte until a mirror is given up
 _CHUNK = 1 << 20

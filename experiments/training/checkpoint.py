@@ -18,7 +18,7 @@ from experiments.engine.surroundings import commit
 from experiments.engine.work import error_line
 from experiments.training.config import TrainConfig
 from experiments.training.team import Team
-from spectralclip._common.files import replacing
+from spectralclip._common import replacing
 
 NAME = "checkpoint.pt"
 # Of these an error says that they differ, and not how: they are long, and tell a reader nothing.

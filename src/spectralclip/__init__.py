@@ -3,15 +3,9 @@
 from importlib.metadata import version
 
 from spectralclip import methods
-from spectralclip._operators.affine import NotAffineError
-from spectralclip._training.attachment import Attachment, NormEstimate
 from spectralclip._audit import Audit, Comparison, LayerAudit, audit
-from spectralclip._bounds.norm_bounds import Interval, norm_bounds
-from spectralclip._operators.check_affine import check_affine
-from spectralclip._clipping.clip import ClipResult, clip_
-from spectralclip._clipping.clip_model import clip_model_
-from spectralclip._spectrum.exact import Exact
-from spectralclip._models.layers import FoundLayer, find_layers, skipped_layers
+from spectralclip._bounds import Interval, norm_bounds
+from spectralclip._clipping import ClipResult, clip_, clip_model_, set_spectrum_
 from spectralclip._lipschitz import (
     NetworkBound,
     Step,
@@ -20,19 +14,28 @@ from spectralclip._lipschitz import (
     jacobian_operator,
     lipschitz_bounds,
 )
-from spectralclip._training.distributed.consensus import DisagreementError
-from spectralclip._training.method import Keeper, Method, NormWarning
-from spectralclip._operators.operator import LinearOperator, as_operator
-from spectralclip._clipping.set_spectrum import set_spectrum_
-from spectralclip._spectrum.solvers import Lanczos, PowerQR, Solver
-from spectralclip._spectrum.svds import (
+from spectralclip._models import FoundLayer, find_layers, skipped_layers
+from spectralclip._operators import LinearOperator, NotAffineError, as_operator, check_affine
+from spectralclip._spectrum import (
     ConvergenceWarning,
+    Exact,
+    Lanczos,
+    PowerQR,
+    Solver,
     Spectrum,
     singular_values,
     spectral_norm,
     svds,
 )
-from spectralclip._training.attach import attach
+from spectralclip._training import (
+    Attachment,
+    DisagreementError,
+    Keeper,
+    Method,
+    NormEstimate,
+    NormWarning,
+    attach,
+)
 from spectralclip.demo.digits import load_digits
 
 __version__ = version("spectralclip")

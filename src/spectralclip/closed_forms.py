@@ -1,6 +1,6 @@
 """The paper's closed forms for circular convolutions with one input or one output channel."""
 
-from spectralclip._linalg.fourier import (
+from spectralclip._linalg import (
     corollary_bounds,
     duplicated_values,
     lemma_singular_values,

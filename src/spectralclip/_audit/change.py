@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from spectralclip._bounds.norm_bounds import Interval
+from spectralclip._bounds import Interval
 
 
 class Change(NamedTuple):

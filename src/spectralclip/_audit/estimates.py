@@ -9,16 +9,15 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import nn
 
-from spectralclip._operators.affine import Shape, evaluation_mode, plain_numerics, unchanged_rng
 from spectralclip._audit.examine import Request, bounded
 from spectralclip._audit.geometry import kind_of
 from spectralclip._audit.record import Audit
 from spectralclip._audit.rows import Row, find_rows
 from spectralclip._audit.table import Column, Sheet, interval_text, short_name
-from spectralclip._bounds.norm_bounds import Interval
-from spectralclip._models.forward_pass import left_as_it_was, unwrapped
-from spectralclip._models.fsdp import gathered
-from spectralclip._models.layers import ExampleInputs
+from spectralclip._bounds import Interval
+from spectralclip._common import Shape
+from spectralclip._models import ExampleInputs, gathered, left_as_it_was, unwrapped
+from spectralclip._operators import evaluation_mode, plain_numerics, unchanged_rng
 
 Estimator: TypeAlias = Callable[..., "float | None"]
 """A function of a module and the shape of one input, with a `generator` by keyword."""

@@ -11,14 +11,19 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from spectralclip._operators.affine import Shape, evaluation_mode, plain_numerics
 from spectralclip._audit.frobenius import frobenius_norm
-from spectralclip._bounds.norm_bounds import Interval, norm_bounds
-from spectralclip._operators.build import is_plain
-from spectralclip._models.fsdp import unhooked
-from spectralclip._operators.operator import LinearOperator, as_operator
-from spectralclip._linalg.precision import wide
-from spectralclip._spectrum.svds import svds
+from spectralclip._bounds import Interval, norm_bounds
+from spectralclip._common import Shape
+from spectralclip._linalg import wide
+from spectralclip._models import unhooked
+from spectralclip._operators import (
+    LinearOperator,
+    as_operator,
+    evaluation_mode,
+    is_plain,
+    plain_numerics,
+)
+from spectralclip._spectrum import svds
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 _TRANSPOSED = nn.modules.conv._ConvTransposeNd

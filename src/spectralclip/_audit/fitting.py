@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spectralclip._audit.table import Sheet, as_lines, fitted
-from spectralclip._audit.text import printable
+from spectralclip._common import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

@@ -13,18 +13,18 @@ import math
 import torch
 from torch import Tensor
 
-from spectralclip._operators.maps import (
+from spectralclip._clipping import tap_gram
+from spectralclip._linalg import decomposable, on_host
+from spectralclip._operators import (
     ConvMap,
     DenseMap,
     DiagonalMap,
     IdentityMap,
     LinearMap,
+    LinearOperator,
     ScalarMap,
     TransposedMap,
 )
-from spectralclip._clipping.tap_metric import tap_gram
-from spectralclip._operators.operator import LinearOperator
-from spectralclip._linalg.precision import decomposable, on_host
 
 LARGEST_SIDE = 1024  # of the smaller one, up to which every basis vector is sent through
 SAMPLES = 64

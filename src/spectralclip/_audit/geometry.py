@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from spectralclip._operators.affine import Shape
-from spectralclip._models.fsdp import unhooked
+from spectralclip._common import Shape
+from spectralclip._models import unhooked
 
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 _CONV = nn.modules.conv._ConvNd

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spectralclip._audit.layer import LayerAudit
-from spectralclip._bounds.norm_bounds import Interval
-from spectralclip._lipschitz.result import NetworkBound, Step, Unbounded
+from spectralclip._bounds import Interval
+from spectralclip._lipschitz import NetworkBound, Step, Unbounded
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final
 
-from spectralclip._bounds.norm_bounds import Interval
+from spectralclip._bounds import Interval
 
 
 @final

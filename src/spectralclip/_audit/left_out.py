@@ -7,8 +7,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from spectralclip._models.candidates import BATCH_NORM, BEFORE_A_NORM, bare_modules, is_container
-from spectralclip._models.fsdp import is_sharded_tensor
+from spectralclip._models import (
+    BATCH_NORM,
+    BEFORE_A_NORM,
+    bare_modules,
+    is_container,
+    is_sharded_tensor,
+)
 
 NETWORK = "(the network)"  # among the names of layers
 # In front of the reason, where something that has a norm could not be bounded. It is a part of the

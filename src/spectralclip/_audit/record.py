@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 from torch import Tensor
 
-from spectralclip._common.files import write_text
 from spectralclip._audit.change import Change, change_of, percent
 from spectralclip._audit.json import (
     AUDIT,
@@ -32,9 +31,8 @@ from spectralclip._audit.table import (
     rich_table,
     short_name,
 )
-from spectralclip._audit.text import shown_name, shown_reason
-from spectralclip._lipschitz.radius import certified_radius
-from spectralclip._lipschitz.result import NetworkBound
+from spectralclip._common import shown_name, shown_reason, write_text
+from spectralclip._lipschitz import NetworkBound, certified_radius
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from spectralclip._bounds.norm_bounds import Interval
+from spectralclip._bounds import Interval
 
 # Norms this close to one are called one: measured values and clipped layers are no closer.
 NEARLY = 0.02

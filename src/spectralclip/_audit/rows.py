@@ -8,15 +8,14 @@ from typing import Literal, TypeAlias, final
 
 from torch import nn
 
-from spectralclip._operators.affine import Shape
 from spectralclip._audit.examine import BATCH_NORM, Findings, Request, bounded, row_shape
 from spectralclip._audit.geometry import geometry_of, kind_of
 from spectralclip._audit.layer import LayerAudit
 from spectralclip._audit.remarks import Numbers, compensates, remark_on
 from spectralclip._audit.work import Job
-from spectralclip._bounds.norm_bounds import Interval
-from spectralclip._models.fsdp import gathered
-from spectralclip._models.layers import ExampleInputs, FoundLayer, find_layers
+from spectralclip._bounds import Interval
+from spectralclip._common import Shape
+from spectralclip._models import ExampleInputs, FoundLayer, find_layers, gathered
 
 Key: TypeAlias = tuple[int, ...]
 """A composition by the identities of its modules."""

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from spectralclip._audit.layer import LayerAudit
-from spectralclip._audit.text import ITSELF, printable, shown_name, shown_reason
-from spectralclip._bounds.norm_bounds import Interval
-from spectralclip._lipschitz.result import NetworkBound
+from spectralclip._bounds import Interval
+from spectralclip._common import ITSELF, printable, shown_name, shown_reason
+from spectralclip._lipschitz import NetworkBound
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -14,10 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from spectralclip._operators.affine import Shape
 from spectralclip._audit.examine import Findings, Request, examine
-from spectralclip._models.fsdp import gathered, sharded_modules
-from spectralclip._common.progress import Steps
+from spectralclip._common import Shape, Steps
+from spectralclip._models import gathered, sharded_modules
 
 Workers: TypeAlias = int | Literal["ranks"]
 

@@ -16,8 +16,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from spectralclip._operators.affine import Shape
-from spectralclip._operators.maps import (
+from spectralclip._common import Shape
+from spectralclip._operators import (
     ConvMap,
     DenseMap,
     DiagonalMap,

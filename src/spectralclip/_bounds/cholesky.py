@@ -31,21 +31,21 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from spectralclip._operators.affine import plain_numerics
 from spectralclip._bounds.banded import BandedGram, bandwidth, coupling
-from spectralclip._operators.maps import (
+from spectralclip._bounds.strips import Strip, largest_eigenvalue, shortened, strips
+from spectralclip._operators import (
     AutogradMap,
     ConvMap,
     DenseMap,
     DiagonalMap,
     IdentityMap,
     LinearMap,
+    LinearOperator,
     ScalarMap,
     TransposedMap,
+    plain_numerics,
 )
-from spectralclip._operators.operator import LinearOperator
-from spectralclip._bounds.strips import Strip, largest_eigenvalue, shortened, strips
-from spectralclip._spectrum.svds import svds
+from spectralclip._spectrum import svds
 
 # What is still worth a certificate, in multiplications and in numbers held: some two minutes of
 # one core, and a gigabyte and a half.

@@ -14,14 +14,20 @@ import math
 
 import torch
 
-from spectralclip._operators.affine import Shape
-from spectralclip._operators.blocks import CircularBlocks, ListedBlocks, WindowBlocks, block_form
-from spectralclip._operators.build import merge
-from spectralclip._operators.maps import ConvMap, DiagonalMap, TransposedMap
-from spectralclip._operators.operator import LinearOperator
-from spectralclip._spectrum.symbol_peak import Torus, symbol_peak
-from spectralclip._linalg.precision import on_host
-from spectralclip._linalg.small_matrices import largest_eigenvalue
+from spectralclip._common import Shape
+from spectralclip._linalg import largest_eigenvalue, on_host
+from spectralclip._operators import (
+    CircularBlocks,
+    ConvMap,
+    DiagonalMap,
+    LinearOperator,
+    ListedBlocks,
+    TransposedMap,
+    WindowBlocks,
+    block_form,
+    merge,
+)
+from spectralclip._spectrum import Torus, symbol_peak
 
 # Multiplications that need no second thought, and how many Lanczos runs more. One matrix of 1259
 # rows and columns takes as many: 0.5 s of one core, where a Lanczos run takes 0.1 s.

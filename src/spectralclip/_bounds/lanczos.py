@@ -17,11 +17,10 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from spectralclip._operators.operator import LinearOperator
-from spectralclip._linalg.precision import sent
-from spectralclip._spectrum.start_vectors import filtered_row, random_rows
-from spectralclip._spectrum.subspace import descending_eigh, lengths, small
 from spectralclip._bounds.views import View
+from spectralclip._linalg import sent
+from spectralclip._operators import LinearOperator
+from spectralclip._spectrum import descending_eigh, filtered_row, lengths, random_rows, small
 
 STEPS = 300  # of the Lanczos recurrence, at most
 BASIS_ENTRIES = 2**28  # of the basis that it keeps

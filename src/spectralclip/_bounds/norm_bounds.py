@@ -24,7 +24,6 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from spectralclip._operators.affine import Layer, Shape, describe, known_shape, plain_numerics
 from spectralclip._bounds.exact import (
     affordable,
     circular_torus,
@@ -35,14 +34,20 @@ from spectralclip._bounds.exact import (
     peak_with_margin,
     rounding,
 )
-from spectralclip._operators.blocks import ListedBlocks
 from spectralclip._bounds.lanczos import Search, relative_width, slack
-from spectralclip._operators.maps import ConvMap
-from spectralclip._operators.operator import LinearOperator
-from spectralclip._spectrum.symbol_peak import Torus, enough_points
-from spectralclip._linalg.precision import on_host
-from spectralclip._linalg.small_matrices import largest_eigenvalue, norm_is_below
 from spectralclip._bounds.views import View
+from spectralclip._common import Shape
+from spectralclip._linalg import largest_eigenvalue, norm_is_below, on_host
+from spectralclip._operators import (
+    ConvMap,
+    Layer,
+    LinearOperator,
+    ListedBlocks,
+    describe,
+    known_shape,
+    plain_numerics,
+)
+from spectralclip._spectrum import Torus, enough_points
 
 # Smaller sides up to which the whole matrix is formed; more where only a proof will do.
 DENSE_SIDE, DENSE_SIDE_DETERMINISTIC = 64, 1024
@@ -128,7 +133,7 @@ def norm_bounds(
         >>> norm_bounds(conv, None).kind
         'every size'
     """
-    _check_request(rtol, failure)
+    check_request(rtol, failure)
     if in_shape is None:
         known = layer.in_shape if isinstance(layer, LinearOperator) else known_shape(layer)
         if known is None:
@@ -148,7 +153,7 @@ def norm_bounds(
     return found
 
 
-def _check_request(rtol: float, failure: float) -> None:
+def check_request(rtol: float, failure: float) -> None:
     if not isinstance(rtol, (int, float)) or not (math.isfinite(rtol) and rtol > 0):
         raise ValueError(f"rtol must be a positive number such as 0.01, got {rtol!r}.")
     if not isinstance(failure, (int, float)) or not 0 < failure < 1:

@@ -33,9 +33,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from spectralclip._operators.affine import Shape
 from spectralclip._bounds.banded import Shortened
-from spectralclip._operators.maps import ConvMap, TransposedMap, read_positions
+from spectralclip._common import Shape
+from spectralclip._operators import ConvMap, TransposedMap, read_positions
 
 # Lanczos steps for a guess at a strip's largest eigenvalue: good to about three digits.
 _STEPS = 40

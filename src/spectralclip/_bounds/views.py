@@ -14,12 +14,10 @@ from typing import final
 
 import torch
 
-from spectralclip._operators.affine import Layer, Shape
 from spectralclip._bounds.exact import convolution
-from spectralclip._operators.blocks import CircularBlocks
-from spectralclip._operators.maps import ConvMap
-from spectralclip._operators.operator import LinearOperator, as_operator
-from spectralclip._spectrum.symbol_peak import enough_points, symbol_degrees
+from spectralclip._common import Shape
+from spectralclip._operators import CircularBlocks, ConvMap, Layer, LinearOperator, as_operator
+from spectralclip._spectrum import enough_points, symbol_degrees
 
 
 @final

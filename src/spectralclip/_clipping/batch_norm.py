@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spectralclip._linalg.precision import wide
+from spectralclip._linalg import wide
 
 
 @torch.no_grad()

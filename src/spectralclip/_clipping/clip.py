@@ -11,14 +11,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from spectralclip._operators.affine import (
-    HALF_PRECISION,
-    AffineFunction,
-    Layer,
-    input_shape,
-    plain_numerics,
-)
-from spectralclip._bounds.norm_bounds import norm_bounds
+from spectralclip._bounds import View, norm_bounds
 from spectralclip._clipping.free_weights import (
     ConvWeight,
     DirectWeight,
@@ -29,13 +22,18 @@ from spectralclip._clipping.free_weights import (
     stored_operator,
     stores_in_full,
 )
-from spectralclip._common.numbers import positive_number
-from spectralclip._operators.operator import LinearOperator
 from spectralclip._clipping.plan import Move
 from spectralclip._clipping.project import Projected, backed_up, by_cuts, by_newton, by_torus
-from spectralclip._spectrum.ritz import fresh_ritz
-from spectralclip._spectrum.svds import svds
-from spectralclip._bounds.views import View
+from spectralclip._common import positive_number
+from spectralclip._operators import (
+    HALF_PRECISION,
+    AffineFunction,
+    Layer,
+    LinearOperator,
+    input_shape,
+    plain_numerics,
+)
+from spectralclip._spectrum import fresh_ritz, svds
 
 # Relative gaps between the distance and its lower bound, and budgets in applications.
 GAP, CUT_BUDGET, BUDGET = 0.03, 1200, 6000

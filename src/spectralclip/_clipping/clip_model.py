@@ -11,13 +11,11 @@ from typing import Literal, TypeAlias
 import torch
 from torch import nn
 
-from spectralclip._operators.affine import Shape
 from spectralclip._clipping.clip import ClipResult, clip_
-from spectralclip._models.layers import Compose, ExampleInputs, FoundLayer, Pairs, find_layers
-from spectralclip._common.numbers import positive_number
 from spectralclip._clipping.plan import Move
-from spectralclip._common.progress import shown
-from spectralclip._spectrum.svds import spectral_norm
+from spectralclip._common import Shape, positive_number, shown
+from spectralclip._models import Compose, ExampleInputs, FoundLayer, Pairs, find_layers
+from spectralclip._spectrum import spectral_norm
 
 Targets: TypeAlias = float | Mapping[str, float] | Callable[[str, FoundLayer], float | None]
 

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._clipping.free_weights import Steerable
-from spectralclip._linalg.precision import wide
-from spectralclip._linalg.qp import nonnegative_qp
+from spectralclip._linalg import nonnegative_qp, wide
 
 SLICE = 2**16
 

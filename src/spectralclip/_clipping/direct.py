@@ -12,7 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from spectralclip._linalg.precision import decomposable, wide
+from spectralclip._linalg import decomposable, wide
 
 
 @final

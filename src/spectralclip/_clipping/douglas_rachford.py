@@ -21,11 +21,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from spectralclip._operators.affine import Shape
-from spectralclip._linalg.fourier import folded_frequencies, tap_waves
-from spectralclip._operators.maps import ConvMap
 from spectralclip._clipping.tap_metric import tap_gram
-from spectralclip._linalg.precision import decomposable
+from spectralclip._common import Shape
+from spectralclip._linalg import decomposable, folded_frequencies, tap_waves
+from spectralclip._operators import ConvMap
 
 RHO = 12.0
 RELAXATION = 1.7

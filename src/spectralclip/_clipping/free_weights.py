@@ -17,22 +17,22 @@ from typing import final
 import torch
 from torch import Tensor
 
-from spectralclip._operators.affine import AffineFunction
-from spectralclip._bounds.exact import torus_norm
-from spectralclip._operators.blocks import WindowBlocks
+from spectralclip._bounds import torus_norm
 from spectralclip._clipping.direct import DecomposedMatrices
-from spectralclip._operators.maps import (
+from spectralclip._clipping.plan import Move, Plan, moving_names, plan, weight_of, with_weight
+from spectralclip._clipping.tap_metric import TapMetric
+from spectralclip._linalg import wide
+from spectralclip._operators import (
+    AffineFunction,
     AutogradMap,
     ConvMap,
     DenseMap,
+    LinearOperator,
     TransposedMap,
+    WindowBlocks,
     pad_axes,
 )
-from spectralclip._clipping.tap_metric import TapMetric
-from spectralclip._operators.operator import LinearOperator
-from spectralclip._spectrum.symbol_peak import most_work
-from spectralclip._clipping.plan import Move, Plan, moving_names, plan, weight_of, with_weight
-from spectralclip._linalg.precision import wide
+from spectralclip._spectrum import most_work
 
 ESTIMATED_BEYOND, ESTIMATING_ROWS = 2048, 64
 

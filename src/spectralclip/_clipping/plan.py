@@ -12,18 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from spectralclip._operators.affine import AffineFunction, Stage
-from spectralclip._operators.build import explicit_maps
-from spectralclip._operators.maps import (
+from spectralclip._linalg import sent
+from spectralclip._operators import (
+    AffineFunction,
     ConvMap,
     DenseMap,
     DiagonalMap,
     IdentityMap,
     LinearMap,
+    LinearOperator,
+    Stage,
     TransposedMap,
+    explicit_maps,
 )
-from spectralclip._operators.operator import LinearOperator
-from spectralclip._linalg.precision import sent
 
 Move = Literal["first", "all"]
 NEXT_TO_NOTHING = 1e-4

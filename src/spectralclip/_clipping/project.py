@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from spectralclip._clipping.cutting_planes import CutSet
-from spectralclip._clipping.free_weights import ConvWeight, Steerable
-from spectralclip._linalg.precision import wide
-from spectralclip._linalg.qp import nonnegative_qp
-from spectralclip._spectrum.ritz import Ritz, fresh_ritz, warmed_ritz
 from spectralclip._clipping.douglas_rachford import clip_on_torus, torus_sides
+from spectralclip._clipping.free_weights import ConvWeight, Steerable
+from spectralclip._linalg import nonnegative_qp, wide
+from spectralclip._spectrum import Ritz, fresh_ritz, warmed_ritz
 
 WIDTH = 8  # triplets that are followed
 START_STEPS, LOOK_STEPS = 30, 40

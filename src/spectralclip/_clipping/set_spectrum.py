@@ -18,11 +18,17 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from spectralclip._operators.affine import AffineFunction, Layer, plain_numerics, unchanged_rng
-from spectralclip._operators.operator import LinearOperator, as_operator
-from spectralclip._linalg.precision import sent
-from spectralclip._spectrum.svds import Spectrum
 from spectralclip._clipping.weight_metric import weight_metric
+from spectralclip._linalg import sent
+from spectralclip._operators import (
+    AffineFunction,
+    Layer,
+    LinearOperator,
+    as_operator,
+    plain_numerics,
+    unchanged_rng,
+)
+from spectralclip._spectrum import Spectrum
 
 _NUMBERS_AT_ONCE = 2**22
 

@@ -15,9 +15,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from spectralclip._operators.affine import Shape
-from spectralclip._operators.maps import ConvMap, read_positions
-from spectralclip._linalg.precision import on_host, wide
+from spectralclip._common import Shape
+from spectralclip._linalg import on_host, wide
+from spectralclip._operators import ConvMap, read_positions
 
 
 def tap_gram(conv: ConvMap) -> Tensor:

@@ -15,18 +15,19 @@ from typing import Protocol, final
 import torch
 from torch import Tensor, nn
 
-from spectralclip._operators.affine import AffineFunction, Shape
-from spectralclip._operators.maps import (
+from spectralclip._clipping.tap_metric import TapMetric
+from spectralclip._common import Shape
+from spectralclip._linalg import sent
+from spectralclip._operators import (
+    AffineFunction,
     ConvMap,
     DenseMap,
     DiagonalMap,
     IdentityMap,
     LinearMap,
     TransposedMap,
+    as_operator,
 )
-from spectralclip._clipping.tap_metric import TapMetric
-from spectralclip._operators.operator import as_operator
-from spectralclip._linalg.precision import sent
 
 LARGEST_PROBED = 4096
 _ITERATIONS = 200

@@ -18,7 +18,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from spectralclip._operators.affine import Shape
+from spectralclip._common import Shape
 
 
 def folded_frequencies(sides: Shape, stride: Shape) -> tuple[Tensor, Tensor]:

@@ -10,12 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from spectralclip._operators.affine import Shape, describe, plain_numerics
-from spectralclip._bounds.norm_bounds import Interval
-from spectralclip._bounds.norm_bounds import _check_request as check_request
-from spectralclip._models.forward_pass import unwrapped
-from spectralclip._models.call_graph import tensors_in
-from spectralclip._models.layers import ExampleInputs, Inputs, _arguments, with_kwargs
+from spectralclip._bounds import Interval, check_request
+from spectralclip._common import Shape
 from spectralclip._lipschitz.chain_norms import IntervalOf, Norms, standard_intervals
 from spectralclip._lipschitz.examples import Call, examples_of, first_run, outputs
 from spectralclip._lipschitz.flow import Flow, alike
@@ -24,6 +20,15 @@ from spectralclip._lipschitz.gates import with_gates
 from spectralclip._lipschitz.jacobian import local_norms
 from spectralclip._lipschitz.propagation import Propagation
 from spectralclip._lipschitz.result import NetworkBound, Step, Unbounded
+from spectralclip._models import (
+    ExampleInputs,
+    Inputs,
+    call_arguments,
+    tensors_in,
+    unwrapped,
+    with_kwargs,
+)
+from spectralclip._operators import describe, plain_numerics
 
 _ROUNDING = 1e-3  # by which a lower end may exceed an upper one that is as tight as can be
 _CHANGES = "its forward pass changes its own weights, so that it is another function each time"
@@ -89,7 +94,7 @@ def lipschitz_bounds(
         ['Linear', 'relu', 'Linear']
     """
     check_request(rtol, failure)
-    whole = _arguments(model, with_kwargs(example_inputs, example_kwargs))
+    whole = call_arguments(model, with_kwargs(example_inputs, example_kwargs))
     model = unwrapped(model)
     _require_weights(model)
     together, changed = first_run(model, whole)

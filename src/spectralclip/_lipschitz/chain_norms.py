@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from spectralclip._operators.affine import Shape
-from spectralclip._bounds.norm_bounds import Interval, norm_bounds
-from spectralclip._models.call_graph import _in_shape as in_shape_of
+from spectralclip._bounds import Interval, norm_bounds
+from spectralclip._common import Shape
 from spectralclip._lipschitz.flow import Flow, Node, Ref, Replay
+from spectralclip._models import in_shape_of
 
 IntervalOf: TypeAlias = Callable[[Sequence[nn.Module], Shape], Interval]
 """An interval around the norm of modules, one after the other, at the shape of one input."""

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from spectralclip._models.forward_pass import left_as_it_was
-from spectralclip._models.call_graph import tensors_in
+from spectralclip._linalg import wide
 from spectralclip._lipschitz.hidden import hides_tensors
 from spectralclip._lipschitz.state import as_in_evaluation, weights_kept
-from spectralclip._linalg.precision import wide
+from spectralclip._models import left_as_it_was, tensors_in
 
 Call: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
 """What a model is called with."""

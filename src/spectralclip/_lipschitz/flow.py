@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from spectralclip._operators.affine import Shape
+from spectralclip._common import Shape
 
 SWITCH = "a decision is read out of a tensor: the bound is that of the way taken"
 ROOT = 0  # the index of the node that holds all inputs, side by side

@@ -12,18 +12,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from spectralclip._operators.affine import plain_numerics
-from spectralclip._models.candidates import BATCH_NORM, bare_modules, connectors
-from spectralclip._operators.build import is_plain
-from spectralclip._models.forward_pass import left_as_it_was
-from spectralclip._models.call_graph import tensors_in
-from spectralclip._models.layers import ExampleInputs, Inputs, find_layers
 from spectralclip._lipschitz.flow import Flow
 from spectralclip._lipschitz.hidden import hides_tensors
 from spectralclip._lipschitz.ledger import HIDDEN, TOKEN, Ledger
 from spectralclip._lipschitz.reasons import ATTENTION, RECURRENT
 from spectralclip._lipschitz.recorder import Calls, Functions, Operations
 from spectralclip._lipschitz.state import as_in_evaluation
+from spectralclip._models import (
+    BATCH_NORM,
+    ExampleInputs,
+    Inputs,
+    bare_modules,
+    connectors,
+    find_layers,
+    left_as_it_was,
+    tensors_in,
+)
+from spectralclip._operators import is_plain, plain_numerics
 
 _OPAQUE: dict[type[nn.Module], str] = {
     nn.MultiheadAttention: ATTENTION,

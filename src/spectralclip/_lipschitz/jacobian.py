@@ -19,25 +19,27 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from spectralclip._operators.affine import (
+from spectralclip._bounds import slack
+from spectralclip._common import Shape, explained
+from spectralclip._linalg import wide
+from spectralclip._lipschitz.state import as_in_evaluation
+from spectralclip._models import (
+    ExampleInputs,
+    call_arguments,
+    left_as_it_was,
+    tensors_in,
+    unwrapped,
+)
+from spectralclip._operators import (
     HALF_PRECISION,
     AffineFunction,
-    Shape,
+    ExplicitMap,
+    Layout,
+    LinearOperator,
     describe,
     plain_numerics,
 )
-from spectralclip._common.amx import explained
-from spectralclip._spectrum.exact import Exact
-from spectralclip._models.forward_pass import left_as_it_was, unwrapped
-from spectralclip._models.call_graph import tensors_in
-from spectralclip._bounds.lanczos import slack
-from spectralclip._models.layers import ExampleInputs, _arguments
-from spectralclip._lipschitz.state import as_in_evaluation
-from spectralclip._operators.maps import ExplicitMap, Layout
-from spectralclip._operators.operator import LinearOperator
-from spectralclip._linalg.precision import wide
-from spectralclip._spectrum.solvers import Lanczos, Solver
-from spectralclip._spectrum.svds import svds
+from spectralclip._spectrum import Exact, Lanczos, Solver, svds
 
 # A Ritz value is a lower bound however few the applications.
 _MOST_APPLICATIONS = 80
@@ -74,7 +76,7 @@ def jacobian_operator(model: nn.Module, x: ExampleInputs) -> LinearOperator:
         >>> op.shape, svds(op, (6,), k=2).S.shape
         ((5, 6), torch.Size([2]))
     """
-    args, kwargs = _arguments(model, x)
+    args, kwargs = call_arguments(model, x)
     sizes = {tensor.shape[:1] for tensor in tensors_in((args, kwargs))}
     if sizes != {(1,)}:
         raise ValueError(

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
-from spectralclip._models.call_graph import tensors_in
 from spectralclip._lipschitz.flow import ROOT, SWITCH, Flow, Node, Ref, joined, leaves, piece
 from spectralclip._lipschitz.hidden import hides_tensors
 from spectralclip._lipschitz.memory import Memories, entries_apart
+from spectralclip._models import tensors_in
 
 TOKEN, RANDOM = "token", "random"  # what the numbers of a constant come from
 UNSEEN = "its memory was written to, or is read, in a way that cannot be followed"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from spectralclip._models.call_graph import tensors_in
+from spectralclip._models import tensors_in
 
 
 class Write(NamedTuple):

@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from spectralclip._operators.affine import Shape
+from spectralclip._common import Shape
+from spectralclip._linalg import wide
 from spectralclip._lipschitz.chain_norms import Norms
 from spectralclip._lipschitz.flow import Flow, Node
 from spectralclip._lipschitz.rules import Rule, by_factor, only
-from spectralclip._linalg.precision import wide
 
 
 def norm_factor(node: Node, source: Shape) -> float:

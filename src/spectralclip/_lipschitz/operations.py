@@ -14,9 +14,8 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from spectralclip._operators.build import is_plain
-from spectralclip._lipschitz import _activations as slopes
-from spectralclip._lipschitz import _writes as writes
+from spectralclip._lipschitz import activations as slopes
+from spectralclip._lipschitz import writes as writes
 from spectralclip._lipschitz.chain_norms import NoBoundError, Norms
 from spectralclip._lipschitz.flow import Flow, Node, Ref, leaves, signature
 from spectralclip._lipschitz.normalizations import (
@@ -63,6 +62,7 @@ from spectralclip._lipschitz.rules import (
     scaled,
     uses,
 )
+from spectralclip._operators import is_plain
 
 _REARRANGING = (nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle)
 EVERY = None

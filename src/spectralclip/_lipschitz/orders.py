@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from spectralclip._operators.affine import Shape
+from spectralclip._common import Shape
 from spectralclip._lipschitz.flow import Node
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from spectralclip._operators.affine import Shape
+from spectralclip._common import Shape
 from spectralclip._lipschitz.flow import Node
 
 

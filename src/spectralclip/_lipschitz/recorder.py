@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spectralclip._models.call_graph import tensors_in
 from spectralclip._lipschitz.flow import Ref, leaves
 from spectralclip._lipschitz.ledger import RANDOM, TOKEN, UNSEEN, Ledger
 from spectralclip._lipschitz.memory import (
@@ -29,6 +28,7 @@ from spectralclip._lipschitz.memory import (
     written_by,
 )
 from spectralclip._lipschitz.state import State
+from spectralclip._models import tensors_in
 
 # Their results do not depend on the numbers of their first argument.
 _SHAPE_ALONE = {

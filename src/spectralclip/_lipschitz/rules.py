@@ -19,7 +19,8 @@ from typing import Any, TypeAlias, final
 
 import torch
 
-from spectralclip._operators.affine import Shape
+from spectralclip._common import Shape
+from spectralclip._linalg import wide
 from spectralclip._lipschitz.chain_norms import Norms
 from spectralclip._lipschitz.flow import Flow, Node, Ref, leaves
 from spectralclip._lipschitz.reasons import (
@@ -29,7 +30,6 @@ from spectralclip._lipschitz.reasons import (
     SEVERAL,
     UNKNOWN,
 )
-from spectralclip._linalg.precision import wide
 
 
 @final

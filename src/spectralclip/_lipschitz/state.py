@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spectralclip._models.fsdp import is_sharded_tensor
 from spectralclip._lipschitz.memory import written_by
+from spectralclip._models import is_sharded_tensor
 
 _SHARDED = object()  # weights that are exchanged for whole ones at work, and stay the same numbers
 # Tables that are compared on their own.

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from spectralclip._operators.affine import Shape
+from spectralclip._common import Shape
 
 
 @final
@@ -118,7 +118,7 @@ class Watch:
         self.calls.setdefault(module, []).append(call)
         inputs = list(tensors_in(given))
         if len(given) == 1 and isinstance(given[0], Tensor):
-            call.in_shape, call.batched = _in_shape(module, given[0])
+            call.in_shape, call.batched = in_shape_of(module, given[0])
             call.source = self._maker(given[0])
         if call.source is None:
             for tensor in inputs:
@@ -185,7 +185,7 @@ def _version(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def _in_shape(module: nn.Module, x: Tensor) -> tuple[Shape, bool]:
+def in_shape_of(module: nn.Module, x: Tensor) -> tuple[Shape, bool]:
     """The shape of one input, as the rest of the library wants it; whether there is a batch."""
     if isinstance(module, nn.Embedding):
         return (*x.shape[1:], module.num_embeddings), x.ndim > 0

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from spectralclip._operators.check_affine import check_affine
-from spectralclip._operators.build import is_plain
+from spectralclip._models.call_graph import Call, distinct_shapes
 from spectralclip._models.forward_pass import compiled_from
 from spectralclip._models.fsdp import gathered
-from spectralclip._models.call_graph import Call, distinct_shapes
+from spectralclip._operators import check_affine, is_plain
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 BEFORE_A_NORM = (nn.Linear, nn.modules.conv._ConvNd)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from spectralclip._operators.affine import describe, unchanged_rng
-from spectralclip._models.fsdp import reshard_
 from spectralclip._models.call_graph import Operations, Watch, tensors_in
+from spectralclip._models.fsdp import reshard_
+from spectralclip._operators import describe, unchanged_rng
 
 
 def watch(

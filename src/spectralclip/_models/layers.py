@@ -10,7 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from spectralclip._operators.affine import Shape, describe, evaluation_mode, plain_numerics
+from spectralclip._common import Shape
+from spectralclip._models.call_graph import (
+    Call,
+    chains,
+    direct_readers,
+    distinct_shapes,
+    follows,
+    tensors_in,
+)
 from spectralclip._models.candidates import (
     BATCH_NORM,
     BEFORE_A_NORM,
@@ -21,10 +29,15 @@ from spectralclip._models.candidates import (
     is_container,
     reason,
 )
-from spectralclip._operators.build import KNOWN_AFFINE, is_plain
 from spectralclip._models.forward_pass import left_as_it_was, unwrapped, watch
 from spectralclip._models.fsdp import unhooked
-from spectralclip._models.call_graph import Call, chains, direct_readers, distinct_shapes, follows, tensors_in
+from spectralclip._operators import (
+    KNOWN_AFFINE,
+    describe,
+    evaluation_mode,
+    is_plain,
+    plain_numerics,
+)
 
 ExampleInputs: TypeAlias = Tensor | Sequence[Any] | Mapping[str, Any]
 """What a model is called with: a tensor, positional arguments, or keyword arguments."""
@@ -197,7 +210,7 @@ class _Survey:
 
 @plain_numerics()
 def _survey(model: nn.Module, example_inputs: ExampleInputs) -> _Survey:
-    args, kwargs = _arguments(model, example_inputs)
+    args, kwargs = call_arguments(model, example_inputs)
     model = unwrapped(model)
     _require_sizes(model)
     possible = {module: name for name, module in candidates(model)}
@@ -217,7 +230,7 @@ def _survey(model: nn.Module, example_inputs: ExampleInputs) -> _Survey:
     return _Survey(model, {**possible, **between}, seen.calls, reasons)
 
 
-def _arguments(
+def call_arguments(
     model: nn.Module, example_inputs: ExampleInputs
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Positional and keyword arguments."""

@@ -10,7 +10,6 @@ buffer and no training flag of the layer changes.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,13 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from spectralclip._common.amx import explained
-from spectralclip._linalg.precision import full_precision, has_float64, sent
+from spectralclip._common import as_shape, explained
+from spectralclip._linalg import full_precision, has_float64, sent
 
 Layer: TypeAlias = nn.Module | Callable[[Tensor], Tensor] | Sequence[Any]
 """A module, an affine callable on batches, or a sequence of them (their composition)."""
-
-Shape: TypeAlias = tuple[int, ...]
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
 
@@ -311,12 +308,6 @@ def _named_tensors(module: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
         yield "parameter", name, parameter
     for name, buffer in module.named_buffers(remove_duplicate=False):
         yield "buffer", name, buffer
-
-
-def as_shape(in_shape: Sequence[int] | int) -> tuple[int, ...]:
-    """A shape as a tuple; a single size stands for a shape of one entry."""
-    sizes = (in_shape,) if isinstance(in_shape, int) else in_shape
-    return tuple(operator.index(size) for size in sizes)
 
 
 def input_shape(layer: Layer, in_shape: Sequence[int] | int | None) -> tuple[int, ...]:

@@ -18,10 +18,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from spectralclip._linalg.fourier import alias_frequencies, folded_frequencies, symbols
+from spectralclip._linalg import alias_frequencies, decomposable, folded_frequencies, symbols, wide
 from spectralclip._operators.maps import ConvMap, DenseMap, DiagonalMap, LinearMap, TransposedMap
 from spectralclip._operators.operator import LinearOperator
-from spectralclip._linalg.precision import decomposable, wide
 
 
 class BlockForm(ABC):

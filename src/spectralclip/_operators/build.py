@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.nn.utils.parametrize import is_parametrized
 
-from spectralclip._operators.affine import AffineFunction, Shape, Stage, describe, evaluation_mode
+from spectralclip._common import Shape
+from spectralclip._linalg import sent
+from spectralclip._operators.affine import AffineFunction, Stage, describe, evaluation_mode
 from spectralclip._operators.maps import (
     AutogradMap,
     ConvGeometry,
@@ -27,7 +29,6 @@ from spectralclip._operators.maps import (
     LinearMap,
     TransposedMap,
 )
-from spectralclip._linalg.precision import sent
 
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)

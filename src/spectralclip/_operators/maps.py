@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spectralclip._operators.affine import AffineFunction, Shape
+from spectralclip._common import Shape
+from spectralclip._operators.affine import AffineFunction
 
 Adjoint = Callable[[Tensor], Tensor]
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
-from spectralclip._operators.affine import AffineFunction, Layer, as_shape, plain_numerics
-from spectralclip._operators.check_affine import require_affine
+from spectralclip._common import as_shape
+from spectralclip._linalg import full_precision, sent
+from spectralclip._operators.affine import AffineFunction, Layer, plain_numerics
 from spectralclip._operators.build import build_maps, known_affine
+from spectralclip._operators.check_affine import require_affine
 from spectralclip._operators.maps import AutogradMap, LinearMap, ScalarMap, TransposedMap
-from spectralclip._linalg.precision import full_precision, sent
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator as ScipyOperator

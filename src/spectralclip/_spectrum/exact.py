@@ -8,10 +8,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from spectralclip._operators.blocks import block_form
-from spectralclip._operators.maps import AutogradMap
-from spectralclip._operators.operator import LinearOperator
-from spectralclip._linalg.precision import on_host
+from spectralclip._linalg import on_host
+from spectralclip._operators import AutogradMap, LinearOperator, block_form
 from spectralclip._spectrum.solvers import Solver
 from spectralclip._spectrum.subspace import ROUNDING, Accuracy, orthonormal_rows, small
 from spectralclip._spectrum.triplets import (

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from spectralclip._operators.operator import LinearOperator
+from spectralclip._operators import LinearOperator
 from spectralclip._spectrum.start_vectors import random_rows
 from spectralclip._spectrum.subspace import descending_eigh, lengths, orthonormal_rows, row_products
 

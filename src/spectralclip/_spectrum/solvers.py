@@ -19,8 +19,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from spectralclip._operators.operator import LinearOperator
-from spectralclip._linalg.precision import wide
+from spectralclip._linalg import wide
+from spectralclip._operators import LinearOperator
 from spectralclip._spectrum.start_vectors import filtered_row, has_waves, random_rows
 from spectralclip._spectrum.subspace import (
     ROUNDING,

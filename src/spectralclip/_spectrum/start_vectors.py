@@ -16,8 +16,8 @@ import math
 import torch
 from torch import Tensor
 
-from spectralclip._operators.maps import ConvGeometry, ConvMap, LinearMap, TransposedMap
-from spectralclip._operators.operator import LinearOperator
+from spectralclip._linalg import sent
+from spectralclip._operators import ConvGeometry, ConvMap, LinearMap, LinearOperator, TransposedMap
 from spectralclip._spectrum.symbol_peak import (
     Torus,
     enough_points,
@@ -25,7 +25,6 @@ from spectralclip._spectrum.symbol_peak import (
     symbol_degrees,
     symbol_peak,
 )
-from spectralclip._linalg.precision import sent
 
 PERIOD = 8  # the torus's side; images of at least twice that are worth it
 FILTER_STEPS = 16
@@ -52,7 +51,7 @@ def filtered_row(op: LinearOperator, generator: torch.Generator) -> Tensor:
     """One start row: waves where the layer allows it, else random."""
     noise = random_rows(op, 1, generator)
     map_ = op.maps[0]
-    torus = _torus_map(map_) if len(op.maps) == 1 else None
+    torus = torus_map(map_) if len(op.maps) == 1 else None
     if torus is None:
         return noise
     wave = _leading_wave(map_)
@@ -117,7 +116,7 @@ def _convolution(map_: LinearMap) -> ConvMap | None:
     return inner if isinstance(inner, ConvMap) else None
 
 
-def _torus_map(map_: LinearMap) -> LinearMap | None:
+def torus_map(map_: LinearMap) -> LinearMap | None:
     """The same kernel on a small torus, or None where that would not be much smaller."""
     conv = _convolution(map_)
     # Reflected and replicated borders have leading vectors of their own, which are no waves; and

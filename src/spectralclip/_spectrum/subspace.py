@@ -9,8 +9,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from spectralclip._operators.operator import LinearOperator
-from spectralclip._linalg.precision import decomposable, on_host
+from spectralclip._linalg import decomposable, on_host
+from spectralclip._operators import LinearOperator
 
 
 def small(matrix: Tensor) -> Tensor:

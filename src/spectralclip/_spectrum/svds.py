@@ -12,11 +12,9 @@ from typing import Literal, final
 import torch
 from torch import Tensor
 
-from spectralclip._operators.affine import Layer, plain_numerics
-from spectralclip._operators.blocks import block_form
+from spectralclip._linalg import sent
+from spectralclip._operators import Layer, LinearOperator, as_operator, block_form, plain_numerics
 from spectralclip._spectrum.exact import DENSE_LIMIT, Exact, dense_values, require_dense
-from spectralclip._operators.operator import LinearOperator, as_operator
-from spectralclip._linalg.precision import sent
 from spectralclip._spectrum.solvers import Lanczos, Solver
 from spectralclip._spectrum.triplets import Triplets
 

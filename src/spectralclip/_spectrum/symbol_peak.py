@@ -22,11 +22,9 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from spectralclip._operators.affine import Shape
-from spectralclip._linalg.fourier import alias_frequencies, symbols
-from spectralclip._operators.maps import ConvMap
-from spectralclip._linalg.precision import on_host
-from spectralclip._linalg.small_matrices import below, largest_eigenvalue
+from spectralclip._common import Shape
+from spectralclip._linalg import alias_frequencies, below, largest_eigenvalue, on_host, symbols
+from spectralclip._operators import ConvMap
 
 # What the first cells may reach, in radians of the angle above. They exclude nothing yet, and their
 # halves little: with half as much, they would be four times as many and exclude as little.

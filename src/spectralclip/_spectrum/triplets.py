@@ -12,8 +12,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from spectralclip._operators.operator import LinearOperator
-from spectralclip._linalg.precision import sent, wide
+from spectralclip._linalg import sent, wide
+from spectralclip._operators import LinearOperator
 from spectralclip._spectrum.subspace import ROUNDING, Accuracy, rows_lq, small
 
 # Values are rounded down by this many eps, so that they are lower bounds. Applying a layer moved

@@ -7,8 +7,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from spectralclip._operators.operator import LinearOperator
-from spectralclip._linalg.precision import wide
+from spectralclip._linalg import wide
+from spectralclip._operators import LinearOperator
 from spectralclip._spectrum.start_vectors import gaussian
 from spectralclip._spectrum.subspace import Accuracy, small, tall_qr
 

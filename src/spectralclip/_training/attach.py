@@ -8,13 +8,16 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 from torch.optim import Optimizer
 
-from spectralclip._operators.affine import plain_numerics
+from spectralclip._clipping import Targets, layer_targets
+from spectralclip._models import ExampleInputs, FoundLayer, Pairs, find_layers, unwrapped
+from spectralclip._operators import plain_numerics
 from spectralclip._training.attachment import LIVE, Attachment, Schedule
-from spectralclip._clipping.clip_model import Targets, layer_targets
-from spectralclip._models.forward_pass import unwrapped
-from spectralclip._models.layers import ExampleInputs, FoundLayer, Pairs, find_layers
 from spectralclip._training.method import Method, warn
-from spectralclip._training.optimizers import Optimizers, checked_optimizers, evaluates_other_weights
+from spectralclip._training.optimizers import (
+    Optimizers,
+    checked_optimizers,
+    evaluates_other_weights,
+)
 
 
 @plain_numerics()

@@ -12,15 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from spectralclip._operators.affine import plain_numerics
-from spectralclip._training.state import load_whole, require_state
-from spectralclip._clipping.clip import ClipResult
-from spectralclip._clipping.clip_model import clip_found_layers_
+from spectralclip._clipping import ClipResult, clip_found_layers_
+from spectralclip._models import FoundLayer
+from spectralclip._operators import plain_numerics
+from spectralclip._training.distributed.sharing import Sharing
 from spectralclip._training.distributed.training import sharing_of
-from spectralclip._models.layers import FoundLayer
 from spectralclip._training.method import Keeper, Method, warn
 from spectralclip._training.optimizers import Optimizers
-from spectralclip._training.distributed.sharing import Sharing
+from spectralclip._training.state import load_whole, require_state
 
 Schedule: TypeAlias = Callable[[int], float]
 

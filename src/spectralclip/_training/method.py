@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spectralclip._models.layers import FoundLayer
-from spectralclip._training.settings import NamedSettings
+from spectralclip._models import FoundLayer
 from spectralclip._training.distributed.sharing import Sharing
+from spectralclip._training.settings import NamedSettings
 
 
 class NormWarning(UserWarning):

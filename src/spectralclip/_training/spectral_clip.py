@@ -9,13 +9,13 @@ from typing import Any, ClassVar, Literal, final
 
 from torch import Tensor, nn
 
-from spectralclip._training.engine.build import keepings
-from spectralclip._training.engine.constraints import Keeping, Turn
-from spectralclip._models.layers import FoundLayer
-from spectralclip._training.method import Keeper, Method, warn
+from spectralclip._models import FoundLayer
 from spectralclip._training.distributed.sharing import Sharing
+from spectralclip._training.engine.build import keepings
 from spectralclip._training.engine.constrained_layer import BatchNorm
-from spectralclip.methods._stated import Promise
+from spectralclip._training.engine.constraints import Keeping, Turn
+from spectralclip._training.method import Keeper, Method, warn
+from spectralclip._training.promise import Promise
 
 
 @final

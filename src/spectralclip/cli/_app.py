@@ -18,7 +18,7 @@ import typer
 
 from spectralclip import __version__
 from spectralclip._audit import audit as audit_model
-from spectralclip._audit.estimates import compare_estimates
+from spectralclip._audit import compare_estimates
 from spectralclip.cli import _output, _weights_file
 from spectralclip.cli._clip_file import clip_checkpoint_, require_output
 from spectralclip.cli._guard import Commands, guarded
@@ -63,7 +63,7 @@ from spectralclip.cli._steps import (
     require_outputs,
     write_result,
 )
-from spectralclip.methods._stated import estimators
+from spectralclip.methods._estimators import estimators
 
 app = typer.Typer(
     name="spectralclip",
@@ -284,9 +284,9 @@ def demo(
     quick: Annotated[bool, typer.Option("--quick", help="Train for a moment only.")] = False,
 ) -> None:
     """Train small networks on real digits with and without clipping, attack and audit them."""
-    from spectralclip import demo as demonstration
+    from spectralclip.demo.run import FOLDER, run
 
-    demonstration.run(output or demonstration.FOLDER, seed, quick)
+    run(output or FOLDER, seed, quick)
 
 
 def main(args: Sequence[str] | None = None) -> int:

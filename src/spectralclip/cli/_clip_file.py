@@ -12,12 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from spectralclip._common.files import require_writable
-from spectralclip._clipping.clip import ClipResult
-from spectralclip._clipping.clip_model import clip_found_layers_, layer_targets
-from spectralclip._models.forward_pass import unwrapped
-from spectralclip._models.layers import Compose, ExampleInputs, FoundLayer, find_layers
-from spectralclip._spectrum.svds import spectral_norm
+from spectralclip._clipping import ClipResult, clip_found_layers_, layer_targets
+from spectralclip._common import require_writable
+from spectralclip._models import Compose, ExampleInputs, FoundLayer, find_layers, unwrapped
+from spectralclip._spectrum import spectral_norm
 from spectralclip.cli import _weights_file
 from spectralclip.cli._problems import Problem, cannot, listed
 from spectralclip.cli._weights_file import Checkpoint, Fit

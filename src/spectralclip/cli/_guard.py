@@ -12,7 +12,7 @@ from typing import Any, final
 import typer
 from typer.core import TyperGroup
 
-from spectralclip._common.amx import FaultyProcessorError
+from spectralclip._common import FaultyProcessorError
 from spectralclip.cli import _output
 from spectralclip.cli._options import BAD_INPUT, INTERRUPTED, NOBODY_READS, TERMINATED
 from spectralclip.cli._problems import Problem, cannot, one_line, raised

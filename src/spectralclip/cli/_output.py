@@ -11,15 +11,21 @@ from typing import TYPE_CHECKING, Any, TextIO, final
 
 from rich.console import Console
 
-from spectralclip._audit.estimates import EstimatedLayer, estimates_sheet
-from spectralclip._audit.table import Column, Sheet, plain_table, rich_table
-from spectralclip._audit.text import printable, shown_name
-from spectralclip._clipping.clip import ClipResult
+from spectralclip._audit import (
+    Column,
+    EstimatedLayer,
+    Sheet,
+    estimates_sheet,
+    plain_table,
+    rich_table,
+)
+from spectralclip._clipping import ClipResult
+from spectralclip._common import printable, shown_name
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from spectralclip._audit.record import Audit, Comparison
+    from spectralclip._audit import Audit, Comparison
 
 CLIP_COLUMNS = (
     Column("layer", "left"),

@@ -15,12 +15,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
-from spectralclip._operators.affine import evaluation_mode
-from spectralclip._common.amx import explained
-from spectralclip._common.files import require_writable, write_texts
-from spectralclip._audit.record import Audit
-from spectralclip._models.forward_pass import left_as_it_was, unwrapped
-from spectralclip._models.call_graph import tensors_in
+from spectralclip._audit import Audit
+from spectralclip._common import explained, require_writable, write_texts
+from spectralclip._models import left_as_it_was, tensors_in, unwrapped
+from spectralclip._operators import evaluation_mode
 from spectralclip.cli import _output, _weights_file
 from spectralclip.cli._example_inputs import SYNTAX, example_inputs, parse_input
 from spectralclip.cli._input_files import LARGEST_TEXT, LARGEST_WEIGHTS, read_text
@@ -28,7 +26,7 @@ from spectralclip.cli._model_source import Source, load, parse_options
 from spectralclip.cli._problems import Problem, cannot, listed, one_line
 
 if TYPE_CHECKING:
-    from spectralclip._audit.record import Comparison
+    from spectralclip._audit import Comparison
 
 STANDARD_OUTPUT = "-"
 

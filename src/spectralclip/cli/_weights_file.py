@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from spectralclip._common.files import replacing
-from spectralclip._models.forward_pass import unwrapped
+from spectralclip._common import replacing
+from spectralclip._models import unwrapped
 from spectralclip.cli._input_files import (
     LARGEST_WEIGHTS,
     open_regular,

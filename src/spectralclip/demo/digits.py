@@ -50,7 +50,7 @@ def load_digits(
             f"dtype must be a floating point type such as torch.float32, got {dtype}: "
             "the images are scaled to [0, 1]."
         )
-    source = files("spectralclip").joinpath("data", "digits.npz")
+    source = files("spectralclip.demo").joinpath("data", "digits.npz")
     with source.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
         images = torch.from_numpy(arrays[f"{split}_images"])
         labels = torch.from_numpy(arrays[f"{split}_labels"])

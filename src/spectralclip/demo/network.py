@@ -10,10 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from spectralclip._training.attachment import Attachment
-from spectralclip._models.layers import FoundLayer
-from spectralclip._training.method import Method
-from spectralclip._training.attach import attach
+from spectralclip._models import FoundLayer
+from spectralclip._training import Attachment, Method, attach
 from spectralclip.methods import SpectralClip
 
 BATCH = 64

@@ -20,13 +20,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from spectralclip._common.amx import needed
-from spectralclip._common.files import require_writable, write_texts
-from spectralclip._audit import Audit, Comparison, audit
-from spectralclip._audit.table import Column, Sheet, plain_table, rich_table
+from spectralclip._audit import Audit, Column, Comparison, Sheet, audit, plain_table, rich_table
+from spectralclip._common import needed, require_writable, write_texts
+from spectralclip.demo.digits import load_digits
 from spectralclip.demo.network import RECIPES, Recipe, train
 from spectralclip.demo.pgd import pgd, predictions
-from spectralclip.demo.digits import load_digits
 from spectralclip.report._numbers import at_least, at_most
 
 RADII = (0.5, 1.0, 1.5)  # of the attack; a digit has a length of about 9
@@ -250,7 +248,7 @@ def _note(text: str) -> None:
 
 
 def main() -> None:
-    """`python -m spectralclip.demo.run`, which needs none of the packages of the command line."""
+    """`python -m spectralclip.demo`, which needs none of the packages of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("-o", "--output", "--out", type=Path, default=FOLDER, metavar="FOLDER")
     parser.add_argument("--seed", type=int, default=0)

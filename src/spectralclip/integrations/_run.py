@@ -10,13 +10,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from spectralclip._training.attachment import Attachment, Schedule
-from spectralclip._clipping.clip import ClipResult
-from spectralclip._clipping.clip_model import Targets, layer_targets
-from spectralclip._models.layers import ExampleInputs, FoundLayer, Pairs, find_layers
-from spectralclip._training.method import Method
-from spectralclip._training.distributed.sharing import weights_of
-from spectralclip._training.attach import attach
+from spectralclip._clipping import ClipResult, Targets, layer_targets
+from spectralclip._models import ExampleInputs, FoundLayer, Pairs, find_layers
+from spectralclip._training import Attachment, Method, Schedule, attach, weights_of
 
 Certify: TypeAlias = bool | Literal["deterministic"]
 

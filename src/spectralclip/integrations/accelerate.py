@@ -9,11 +9,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from spectralclip._training.attachment import Attachment, Schedule
-from spectralclip._clipping.clip_model import Targets
-from spectralclip._models.layers import ExampleInputs, Pairs
-from spectralclip._training.method import Method
-from spectralclip._training.attach import attach
+from spectralclip._clipping import Targets
+from spectralclip._models import ExampleInputs, Pairs
+from spectralclip._training import Attachment, Method, Schedule, attach
 from spectralclip.integrations._missing import missing
 from spectralclip.integrations._run import moved
 

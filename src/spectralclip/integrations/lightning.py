@@ -7,11 +7,9 @@ from typing import Any, final
 
 from torch import Tensor
 
-from spectralclip._training.attachment import Attachment, Schedule
-from spectralclip._clipping.clip import ClipResult
-from spectralclip._clipping.clip_model import Targets
-from spectralclip._models.layers import ExampleInputs, Pairs
-from spectralclip._training.method import Method
+from spectralclip._clipping import ClipResult, Targets
+from spectralclip._models import ExampleInputs, Pairs
+from spectralclip._training import Attachment, Method, Schedule
 from spectralclip.integrations._missing import missing
 from spectralclip.integrations._run import Certify, Run
 

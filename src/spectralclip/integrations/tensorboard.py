@@ -6,7 +6,7 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
-from spectralclip._training.attachment import Attachment
+from spectralclip._training import Attachment
 
 __all__ = ["NormLogger", "Writer", "log_norms"]
 

@@ -10,11 +10,9 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from spectralclip._training.attachment import Attachment, Schedule
-from spectralclip._clipping.clip import ClipResult
-from spectralclip._clipping.clip_model import Targets
-from spectralclip._models.layers import ExampleInputs, Pairs
-from spectralclip._training.method import Method, NormWarning
+from spectralclip._clipping import ClipResult, Targets
+from spectralclip._models import ExampleInputs, Pairs
+from spectralclip._training import Attachment, Method, NormWarning, Schedule
 from spectralclip.integrations._missing import missing
 from spectralclip.integrations._run import Certify, Run
 

@@ -4,6 +4,7 @@ A new method is a file of its own and an import line here: `available` and `get`
 on, by the name of its file.
 """
 
+from spectralclip._training import SpectralClip as SpectralClip
 from spectralclip.methods._convex_sum import ConvexSum as ConvexSum
 from spectralclip.methods._deflation import virmaux_svds as virmaux_svds
 from spectralclip.methods._domain import OutsideDomain as OutsideDomain
@@ -32,5 +33,4 @@ from spectralclip.methods.parametrize import true_spectral_norm as true_spectral
 from spectralclip.methods.sedghi import Sedghi as Sedghi
 from spectralclip.methods.senderovich import Senderovich as Senderovich
 from spectralclip.methods.soc import SOC as SOC
-from spectralclip._training.spectral_clip import SpectralClip as SpectralClip
 from spectralclip.methods.virmaux import Virmaux as Virmaux

@@ -10,9 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from spectralclip._operators.affine import AffineFunction, Shape, evaluation_mode, unchanged_rng
-from spectralclip._operators.build import build_maps, explicit_maps
-from spectralclip._operators.operator import LinearOperator
+from spectralclip._common import Shape
+from spectralclip._operators import (
+    AffineFunction,
+    LinearOperator,
+    build_maps,
+    evaluation_mode,
+    explicit_maps,
+    unchanged_rng,
+)
 
 _SLOTS = ("__dict__", "__weakref__")
 

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectralclip._operators.affine import HALF_PRECISION, Shape, as_shape
-from spectralclip._training.engine.constrained_layer import CONVS
+from spectralclip._common import Shape, as_shape
+from spectralclip._operators import HALF_PRECISION
+from spectralclip._training import CONVS
 from spectralclip.methods._domain import DENSE, sole_module, why_not_plain
 
 

@@ -7,10 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from spectralclip._operators.affine import Layer, Shape, plain_numerics
-from spectralclip._operators.operator import LinearOperator, as_operator
-from spectralclip._spectrum.subspace import ROUNDING, tall_qr
-from spectralclip._spectrum.svds import Spectrum
+from spectralclip._common import Shape
+from spectralclip._operators import Layer, LinearOperator, as_operator, plain_numerics
+from spectralclip._spectrum import ROUNDING, Spectrum, tall_qr
 from spectralclip.methods._domain import affine_only
 from spectralclip.methods._power import SETTLED, power_method, random_start
 from spectralclip.methods._settings import check_count, check_positive

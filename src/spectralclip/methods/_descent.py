@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from spectralclip._operators.affine import AffineFunction, unchanged_rng
-from spectralclip._operators.build import is_plain
+from spectralclip._operators import AffineFunction, is_plain, unchanged_rng
 
 # Weights that have grown so much do not come back: the step is too long for the layer.
 _HOPELESS_GROWTH = 1e6

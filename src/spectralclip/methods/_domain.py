@@ -10,11 +10,10 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from spectralclip._operators.affine import NotAffineError, describe
-from spectralclip._operators.build import is_plain
-from spectralclip._models.layers import FoundLayer
-from spectralclip._linalg.precision import wide
-from spectralclip._training.engine.constrained_layer import CONVS, TRANSPOSED, BatchNorm
+from spectralclip._linalg import wide
+from spectralclip._models import FoundLayer
+from spectralclip._operators import NotAffineError, describe, is_plain
+from spectralclip._training import CONVS, TRANSPOSED, BatchNorm
 
 DENSE = (nn.Linear,)
 WEIGHTED = (*DENSE, *CONVS, *TRANSPOSED)

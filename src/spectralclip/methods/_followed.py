@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from spectralclip._training.state import saved_vectors
+from spectralclip._training import saved_vectors
 from spectralclip.methods._descent import Weights, descend
 from spectralclip.methods._live import LiveLayer, Snapshot
 

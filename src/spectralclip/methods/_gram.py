@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from spectralclip._operators.affine import Shape
-from spectralclip._training.engine.constrained_layer import CONVS
+from spectralclip._common import Shape
+from spectralclip._training import CONVS
 from spectralclip.methods._circulant import kernel_of
 from spectralclip.methods._domain import DENSE
 from spectralclip.methods._settings import check_count

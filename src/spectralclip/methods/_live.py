@@ -9,11 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from spectralclip._operators.affine import AffineFunction, Shape, unchanged_rng
-from spectralclip._operators.build import explicit_maps, is_plain, merge
-from spectralclip._operators.maps import LinearMap
-from spectralclip._operators.operator import LinearOperator
-from spectralclip._clipping.plan import with_weight
+from spectralclip._clipping import with_weight
+from spectralclip._common import Shape
+from spectralclip._operators import (
+    AffineFunction,
+    LinearMap,
+    LinearOperator,
+    explicit_maps,
+    is_plain,
+    merge,
+    unchanged_rng,
+)
 
 _PLAIN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from spectralclip._operators.affine import unchanged_rng
+from spectralclip._operators import unchanged_rng
 from spectralclip.methods._bare import make_plain_
 from spectralclip.methods._domain import reshaped_kernel
 

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectralclip._operators.affine import Shape
-from spectralclip._models.layers import FoundLayer
-from spectralclip._training.engine.constrained_layer import CONVS
+from spectralclip._common import Shape
+from spectralclip._models import FoundLayer
+from spectralclip._training import CONVS
 from spectralclip.methods._domain import sole_module, why_not_plain
 from spectralclip.methods._periodic import PeriodicForm, paddings
 from spectralclip.methods._swap import Form, OwnShape, SwapMethod, Transform, why_not_its_own

@@ -8,8 +8,8 @@ from typing import Any, final
 
 from torch.nn.utils import parametrize
 
-from spectralclip._models.layers import FoundLayer
-from spectralclip._training.method import Keeper, warn
+from spectralclip._models import FoundLayer
+from spectralclip._training import Keeper, warn
 from spectralclip.methods._true_norm import TrueNorm
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from spectralclip._operators.affine import Shape
+from spectralclip._common import Shape
 from spectralclip.methods._swap import Form, Transform
 
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from spectralclip._operators.affine import Layer, Shape, plain_numerics
-from spectralclip._operators.operator import LinearOperator, as_operator
-from spectralclip._spectrum.start_vectors import gaussian
+from spectralclip._common import Shape
+from spectralclip._operators import Layer, LinearOperator, as_operator, plain_numerics
+from spectralclip._spectrum import gaussian
 from spectralclip.methods._settings import check_count
 
 # A vector that moves by no more than this in an iteration has a residual of about as much,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from importlib import import_module
 
-from spectralclip._training.method import Method
+from spectralclip._training import Method
 
 
 def available() -> list[str]:

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import Tensor
 
-from spectralclip._models.layers import FoundLayer
-from spectralclip._training.method import Keeper, warn
+from spectralclip._models import FoundLayer
+from spectralclip._training import Keeper, warn
 from spectralclip.methods._circulant import Torus, is_finite, kernel_of
 
 Clip: TypeAlias = Callable[[Tensor, Torus, float], Tensor]

@@ -10,10 +10,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from spectralclip._training.state import saved_vectors
-from spectralclip._clipping.batch_norm import clamp_batch_norm_
-from spectralclip._models.layers import FoundLayer
-from spectralclip._training.method import Keeper, warn
+from spectralclip._clipping import clamp_batch_norm_
+from spectralclip._models import FoundLayer
+from spectralclip._training import Keeper, saved_vectors, warn
 from spectralclip.methods._domain import is_batch_norm
 from spectralclip.methods._live import LiveLayer
 from spectralclip.methods._power import power_method

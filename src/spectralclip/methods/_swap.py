@@ -11,11 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from spectralclip._models.layers import FoundLayer
-from spectralclip._training.method import Keeper, Method, warn
-from spectralclip._training.distributed.sharing import Sharing
+from spectralclip._models import FoundLayer
+from spectralclip._training import Keeper, Method, Promise, Sharing, warn
 from spectralclip.methods._domain import require
-from spectralclip.methods._stated import Promise
 
 Transform = Callable[[Tensor], Tensor]
 

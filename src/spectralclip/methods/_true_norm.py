@@ -11,12 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
-from spectralclip._operators.affine import Shape, plain_numerics
-from spectralclip._operators.check_affine import check_affine
-from spectralclip._operators.operator import LinearOperator
-from spectralclip._spectrum.ritz import fresh_ritz
-from spectralclip._spectrum.svds import svds
-from spectralclip._spectrum.warm_tracker import RitzTracker, Tracked
+from spectralclip._common import Shape
+from spectralclip._operators import LinearOperator, check_affine, plain_numerics
+from spectralclip._spectrum import RitzTracker, Tracked, fresh_ritz, svds
 from spectralclip.methods._bare import BareLayer
 from spectralclip.methods._domain import OutsideDomain
 

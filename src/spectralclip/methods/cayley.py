@@ -9,7 +9,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from spectralclip._models.layers import FoundLayer
+from spectralclip._models import FoundLayer
 from spectralclip.methods._orthogonal import OrthogonalMethod, nearer_unitary
 from spectralclip.methods._swap import Form
 

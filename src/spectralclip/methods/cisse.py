@@ -11,12 +11,19 @@ from typing import Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from spectralclip._operators.affine import Layer, Shape
-from spectralclip._training.state import saved_vectors
-from spectralclip._models.layers import FoundLayer
-from spectralclip._training.method import Keeper, Method, warn
-from spectralclip._training.distributed.sharing import Sharing
-from spectralclip._training.engine.constrained_layer import CONVS, Slot
+from spectralclip._common import Shape
+from spectralclip._models import FoundLayer
+from spectralclip._operators import Layer
+from spectralclip._training import (
+    CONVS,
+    Keeper,
+    Method,
+    Promise,
+    Sharing,
+    Slot,
+    saved_vectors,
+    warn,
+)
 from spectralclip.methods._domain import (
     DENSE,
     finite_estimate,
@@ -27,7 +34,6 @@ from spectralclip.methods._domain import (
 )
 from spectralclip.methods._periodic import repetition
 from spectralclip.methods._settings import check_positive
-from spectralclip.methods._stated import Promise
 
 
 @final

@@ -9,12 +9,10 @@ from typing import Any, ClassVar, final
 
 from torch import nn
 
-from spectralclip._clipping.batch_norm import clamp_batch_norm_
-from spectralclip._models.layers import FoundLayer
-from spectralclip._training.method import Keeper, Method, warn
-from spectralclip._training.distributed.sharing import Sharing
+from spectralclip._clipping import clamp_batch_norm_
+from spectralclip._models import FoundLayer
+from spectralclip._training import Keeper, Method, Promise, Sharing, warn
 from spectralclip.methods._domain import is_batch_norm
-from spectralclip.methods._stated import Promise
 
 
 @final

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor
 
-from spectralclip._operators.affine import Layer, Shape, plain_numerics
-from spectralclip._models.layers import FoundLayer
-from spectralclip._training.method import Keeper, Method, warn
-from spectralclip._training.distributed.sharing import Sharing
+from spectralclip._common import Shape
+from spectralclip._models import FoundLayer
+from spectralclip._operators import Layer, plain_numerics
+from spectralclip._training import Keeper, Method, Promise, Sharing, warn
 from spectralclip.methods._circulant import why_not_circulant
 from spectralclip.methods._domain import finite_estimate, require, sole_module
 from spectralclip.methods._gram import (
@@ -24,7 +24,6 @@ from spectralclip.methods._gram import (
     pads_with_zeros,
 )
 from spectralclip.methods._settings import check_positive
-from spectralclip.methods._stated import Promise
 
 
 @final

@@ -7,8 +7,8 @@ from typing import final
 
 from torch import Tensor, nn
 
-from spectralclip._operators.affine import Shape
-from spectralclip._models.layers import FoundLayer
+from spectralclip._common import Shape
+from spectralclip._models import FoundLayer
 from spectralclip.methods._domain import sole_module
 from spectralclip.methods._orthogonal import OrthogonalMethod, skew_exponential
 

@@ -8,15 +8,14 @@ from typing import ClassVar, final
 
 import torch
 
-from spectralclip._operators.affine import Layer, Shape
-from spectralclip._models.layers import FoundLayer
-from spectralclip._training.method import Keeper, Method
-from spectralclip._training.distributed.sharing import Sharing
+from spectralclip._common import Shape
+from spectralclip._models import FoundLayer
+from spectralclip._operators import Layer
+from spectralclip._training import Keeper, Method, Promise, Sharing
 from spectralclip.methods._domain import WEIGHTED, finite_estimate, require, why_not_plain
 from spectralclip.methods._power import power_norm
 from spectralclip.methods._scaler import Scaler
 from spectralclip.methods._settings import check_count
-from spectralclip.methods._stated import Promise
 
 
 @final

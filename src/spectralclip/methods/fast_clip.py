@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-from spectralclip._models.layers import FoundLayer
-from spectralclip._training.method import Keeper, Method, warn
-from spectralclip._training.distributed.sharing import Sharing
+from spectralclip._models import FoundLayer
+from spectralclip._training import Keeper, Method, Sharing, warn
 from spectralclip.methods._followed import FollowedLayer, Schedule
 from spectralclip.methods._live import LiveLayer
 from spectralclip.methods._settings import check_count, check_positive

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, final
 
 import torch
 
-from spectralclip._operators.affine import Layer, Shape
-from spectralclip._models.layers import FoundLayer
-from spectralclip._training.method import Keeper, Method, warn
-from spectralclip._training.distributed.sharing import Sharing
+from spectralclip._common import Shape
+from spectralclip._models import FoundLayer
+from spectralclip._operators import Layer
+from spectralclip._training import Keeper, Method, Promise, Sharing, warn
 from spectralclip.methods._domain import (
     WEIGHTED,
     finite_estimate,
@@ -24,7 +24,6 @@ from spectralclip.methods._domain import (
 )
 from spectralclip.methods._normalized import NormalizedLayer
 from spectralclip.methods._settings import check_count
-from spectralclip.methods._stated import Promise
 
 
 @final

@@ -9,11 +9,15 @@ from typing import Final, TypedDict, final
 
 import torch
 
-from spectralclip._operators.affine import AffineFunction, Layer, plain_numerics
-from spectralclip._common.numbers import positive_number
-from spectralclip._operators.operator import LinearOperator, as_operator
-from spectralclip._spectrum.solvers import PowerQR
-from spectralclip._spectrum.svds import svds
+from spectralclip._common import positive_number
+from spectralclip._operators import (
+    AffineFunction,
+    Layer,
+    LinearOperator,
+    as_operator,
+    plain_numerics,
+)
+from spectralclip._spectrum import PowerQR, svds
 from spectralclip.methods._descent import Weights, descend
 from spectralclip.methods._settings import check_count, check_positive
 

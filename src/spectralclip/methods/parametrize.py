@@ -10,14 +10,11 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from spectralclip._operators.affine import Layer, as_shape, plain_numerics
-from spectralclip._operators.build import is_plain
-from spectralclip._models.layers import FoundLayer
-from spectralclip._training.method import Keeper, Method
-from spectralclip._common.numbers import positive_number
-from spectralclip._training.distributed.sharing import Sharing
-from spectralclip._training.engine.constrained_layer import BatchNorm
-from spectralclip._spectrum.svds import spectral_norm
+from spectralclip._common import as_shape, positive_number
+from spectralclip._models import FoundLayer
+from spectralclip._operators import Layer, is_plain, plain_numerics
+from spectralclip._spectrum import spectral_norm
+from spectralclip._training import BatchNorm, Keeper, Method, Promise, Sharing
 from spectralclip.methods._bare import scales_with
 from spectralclip.methods._domain import (
     WEIGHTED,
@@ -28,7 +25,6 @@ from spectralclip.methods._domain import (
 )
 from spectralclip.methods._parametrized import ParametrizedLayers
 from spectralclip.methods._settings import check_count
-from spectralclip.methods._stated import Promise
 from spectralclip.methods._true_norm import TrueNorm
 
 M = TypeVar("M", bound=nn.Module)

@@ -9,15 +9,14 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from spectralclip._operators.affine import Layer, Shape
-from spectralclip._models.layers import FoundLayer
-from spectralclip._training.method import Keeper, Method
-from spectralclip._training.distributed.sharing import Sharing
+from spectralclip._common import Shape
+from spectralclip._models import FoundLayer
+from spectralclip._operators import Layer
+from spectralclip._training import Keeper, Method, Promise, Sharing
 from spectralclip.methods._circulant import Torus, kernel_of, loses_no_tap, why_not_circulant
 from spectralclip.methods._domain import finite_estimate, require, sole_module
 from spectralclip.methods._rounds import Rounds
 from spectralclip.methods._settings import check_count
-from spectralclip.methods._stated import Promise
 
 
 @final

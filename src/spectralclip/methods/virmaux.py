@@ -11,12 +11,10 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from spectralclip._operators.affine import Layer, Shape
-from spectralclip._training.state import saved_vectors
-from spectralclip._models.layers import FoundLayer
-from spectralclip._training.method import Keeper, Method, warn
-from spectralclip._operators.operator import as_operator
-from spectralclip._training.distributed.sharing import Sharing
+from spectralclip._common import Shape
+from spectralclip._models import FoundLayer
+from spectralclip._operators import Layer, as_operator
+from spectralclip._training import Keeper, Method, Sharing, saved_vectors, warn
 from spectralclip.methods._deflation import ITERATIONS, TOL, virmaux_svds
 from spectralclip.methods._domain import finite_estimate
 from spectralclip.methods._power import (

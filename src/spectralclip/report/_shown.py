@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from spectralclip._common.text import printable, shown_reason
+from spectralclip._common import printable, shown_reason
 
 # What holds sentences, in which a line break is a space; everything else is a name.
 _SENTENCES = ("reason", "note", "remark", "skipped")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from spectralclip._common.text import printable
+from spectralclip._common import printable
 from spectralclip.report._numbers import at_most, count, is_finite, number, ratio, shape
 from spectralclip.report._units import units
 

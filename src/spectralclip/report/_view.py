@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from spectralclip._common.text import printable
+from spectralclip._common import printable
 from spectralclip.report._numbers import at_most, is_finite, short
 from spectralclip.report._rows import FACTS, audit_rows, comparison_rows
 from spectralclip.report._shown import shown

@@ -7,7 +7,7 @@ from math import prod
 
 from torch import nn
 
-from spectralclip._models.layers import FoundLayer
+from spectralclip._models import FoundLayer
 
 
 def parameters_of(layer: FoundLayer) -> list[nn.Parameter]:

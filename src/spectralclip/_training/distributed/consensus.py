@@ -9,8 +9,8 @@ from typing import Any, final
 
 from torch import nn
 
+from spectralclip._models import FoundLayer
 from spectralclip._training.distributed.assignment import divided, parameters_of
-from spectralclip._models.layers import FoundLayer
 from spectralclip._training.distributed.process_group import Team, digest
 
 _NUMBERS, _OBJECTS = 1, 2  # what results are made of

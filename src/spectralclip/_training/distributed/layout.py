@@ -9,8 +9,7 @@ from typing import Any, cast, final
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from spectralclip._models.fsdp import is_sharded_tensor, local, sharded_modules
-from spectralclip._models.layers import FoundLayer
+from spectralclip._models import FoundLayer, is_sharded_tensor, local, sharded_modules
 from spectralclip._training.distributed.process_group import Team
 
 _REMEDY = (

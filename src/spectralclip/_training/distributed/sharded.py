@@ -9,15 +9,14 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from spectralclip._models.fsdp import local, reshard_, stand_in
-from spectralclip._models.layers import FoundLayer
-from spectralclip._training.distributed.layout import Layout, layout_of
+from spectralclip._models import FoundLayer, local, reshard_, stand_in
 from spectralclip._training.distributed.consensus import Ledger, Report
-from spectralclip._training.momentum import Momentum
-from spectralclip._training.optimizers import Optimizers
+from spectralclip._training.distributed.layout import Layout, layout_of
+from spectralclip._training.distributed.process_group import Team, portable
 from spectralclip._training.distributed.sharing import Sharing, Strip, weights_of
 from spectralclip._training.distributed.statistics import Statistics
-from spectralclip._training.distributed.process_group import Team, portable
+from spectralclip._training.momentum import Momentum
+from spectralclip._training.optimizers import Optimizers
 
 _FLAGS = ("requires_grad flags", "Freeze and unfreeze layers on every rank alike.")
 

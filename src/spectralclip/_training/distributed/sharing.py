@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, final
 
 from torch import Tensor
 
-from spectralclip._models.layers import FoundLayer
+from spectralclip._models import FoundLayer
 from spectralclip._training.momentum import Momentum
 from spectralclip._training.optimizers import Optimizers
 

@@ -8,7 +8,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from spectralclip._models.layers import FoundLayer
+from spectralclip._models import FoundLayer
 from spectralclip._training.distributed.process_group import Team
 
 

@@ -10,16 +10,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from spectralclip._models import FoundLayer, is_sharded_tensor, reshard_
 from spectralclip._training.distributed.assignment import estimated_cost, parameters_of
-from spectralclip._models.fsdp import is_sharded_tensor, reshard_
-from spectralclip._models.layers import FoundLayer
-from spectralclip._training.distributed.layout import team_of
 from spectralclip._training.distributed.consensus import Ledger, Report, agree
-from spectralclip._training.optimizers import Optimizers
+from spectralclip._training.distributed.layout import team_of
+from spectralclip._training.distributed.process_group import Team, fingerprints, portable
 from spectralclip._training.distributed.sharded import Sharded
 from spectralclip._training.distributed.sharing import Alone, Sharing, Strip, are_moved, weights_of
 from spectralclip._training.distributed.statistics import Statistics
-from spectralclip._training.distributed.process_group import Team, fingerprints, portable
+from spectralclip._training.optimizers import Optimizers
 
 # Replicas are compared at the first steps, when what is missing in a loop shows, and then rarely.
 FIRST_CHECKS, CHECK_EVERY = 2, 100

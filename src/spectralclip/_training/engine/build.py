@@ -8,19 +8,28 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from spectralclip._operators.affine import AffineFunction
-from spectralclip._bounds.exact import embedding_sides
-from spectralclip._operators.blocks import WindowBlocks
-from spectralclip._training.engine.cut_step import Stripping
-from spectralclip._operators.build import explicit_maps
-from spectralclip._training.engine.full_vectors import ImageKeeper
-from spectralclip._training.engine.fourier_modes import WIDTH, WaveGroup
-from spectralclip._training.engine.constraints import Keeping, KeptByClamp, KeptByImages, KeptByWaves, KeptExactly
-from spectralclip._models.layers import FoundLayer
-from spectralclip._operators.maps import ConvMap, TransposedMap
-from spectralclip._training.engine.norm_check import NormCheck, seeded
+from spectralclip._bounds import embedding_sides
+from spectralclip._models import FoundLayer
+from spectralclip._operators import (
+    AffineFunction,
+    ConvMap,
+    TransposedMap,
+    WindowBlocks,
+    explicit_maps,
+)
 from spectralclip._training.engine.constrained_layer import TRANSPOSED, BatchNorm, Slot
+from spectralclip._training.engine.constraints import (
+    Keeping,
+    KeptByClamp,
+    KeptByImages,
+    KeptByWaves,
+    KeptExactly,
+)
+from spectralclip._training.engine.cut_step import Stripping
+from spectralclip._training.engine.fourier_modes import WIDTH, WaveGroup
+from spectralclip._training.engine.full_vectors import ImageKeeper
 from spectralclip._training.engine.mode_tracker import Frequencies, Taps
+from spectralclip._training.engine.norm_check import NormCheck, seeded
 
 # Kernels of so many numbers are put together into one tensor; larger ones are worth a call each.
 STACKED = 2**16

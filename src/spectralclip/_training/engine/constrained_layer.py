@@ -9,9 +9,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from spectralclip._operators.affine import HALF_PRECISION, Shape
-from spectralclip._operators.build import is_plain
-from spectralclip._models.layers import FoundLayer
+from spectralclip._common import Shape
+from spectralclip._models import FoundLayer
+from spectralclip._operators import HALF_PRECISION, is_plain
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -10,14 +10,14 @@ from typing import Any, final
 
 from torch import nn
 
-from spectralclip._clipping.batch_norm import clamp_batch_norm_
+from spectralclip._clipping import clamp_batch_norm_
+from spectralclip._operators import ConvMap
+from spectralclip._training.engine.constrained_layer import Slot
 from spectralclip._training.engine.cut_step import Stripping
 from spectralclip._training.engine.dense import DenseKeeper
-from spectralclip._training.engine.full_vectors import ImageKeeper
 from spectralclip._training.engine.fourier_modes import WaveGroup
-from spectralclip._operators.maps import ConvMap
+from spectralclip._training.engine.full_vectors import ImageKeeper
 from spectralclip._training.engine.norm_check import Aim, Calibration, NormCheck, seeded
-from spectralclip._training.engine.constrained_layer import Slot
 
 # Below this share of the bound one vector is enough, and all are refreshed after so many steps.
 FAR, REFRESHED = 0.9, 16

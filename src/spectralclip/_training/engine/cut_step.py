@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from spectralclip._linalg import Array, solve_nonnegative
 from spectralclip._training.momentum import Momentum
-from spectralclip._linalg.qp import Array, solve_nonnegative
 
 # What is handed a parameter, and what to do with the momentum that the optimizer has of it.
 Stripping: TypeAlias = Callable[[Tensor, Callable[[Momentum], None]], None]

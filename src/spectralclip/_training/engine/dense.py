@@ -8,11 +8,11 @@ from typing import final
 import torch
 from torch import Tensor
 
+from spectralclip._linalg import decomposable
+from spectralclip._spectrum import tall_qr
+from spectralclip._training.engine.constrained_layer import SPIKE, Slot
 from spectralclip._training.engine.cut_step import DenseCuts, Stripping, strip_
 from spectralclip._training.engine.norm_check import Aim, Movement
-from spectralclip._linalg.precision import decomposable
-from spectralclip._training.engine.constrained_layer import SPIKE, Slot
-from spectralclip._spectrum.subspace import tall_qr
 
 # The momentum is stripped along so many of the values that were clipped, the largest.
 MOST_STRIPPED = 8

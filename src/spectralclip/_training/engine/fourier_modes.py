@@ -10,10 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spectralclip._training.engine.cut_step import Cuts, DenseCuts, FactorCuts, Stripping, project_, strip_
-from spectralclip._training.engine.norm_check import Aim, Unrest
 from spectralclip._training.engine.constrained_layer import Slot
+from spectralclip._training.engine.cut_step import (
+    Cuts,
+    DenseCuts,
+    FactorCuts,
+    Stripping,
+    project_,
+    strip_,
+)
 from spectralclip._training.engine.mode_tracker import Array, Frequencies, Taps, Waves, WaveTracker
+from spectralclip._training.engine.norm_check import Aim, Unrest
 
 # Vectors at each frequency; cuts at once; which values make cuts; looks after one step.
 WIDTH, MOST_CUTS, NEAR, ROUNDS = 2, 24, 0.997, 5

@@ -14,17 +14,14 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from spectralclip._operators.affine import AffineFunction, Shape
-from spectralclip._training.state import saved_vectors
-from spectralclip._training.engine.cut_step import DenseCuts, Stripping, project_, strip_
-from spectralclip._operators.maps import ConvMap, TransposedMap
-from spectralclip._clipping.free_weights import GenericWeights, conv_gradients
-from spectralclip._training.engine.norm_check import Aim, LostLayer, Unrest, live_operator
-from spectralclip._operators.operator import LinearOperator
-from spectralclip._clipping.plan import moving_names
+from spectralclip._clipping import GenericWeights, conv_gradients, moving_names
+from spectralclip._common import Shape
+from spectralclip._operators import AffineFunction, ConvMap, LinearOperator, TransposedMap
+from spectralclip._spectrum import RitzTracker, Tracked, random_rows
 from spectralclip._training.engine.constrained_layer import SPIKE, Slot
-from spectralclip._spectrum.start_vectors import random_rows
-from spectralclip._spectrum.warm_tracker import RitzTracker, Tracked
+from spectralclip._training.engine.cut_step import DenseCuts, Stripping, project_, strip_
+from spectralclip._training.engine.norm_check import Aim, LostLayer, Unrest, live_operator
+from spectralclip._training.state import saved_vectors
 
 WIDTH, NEAR, ROUNDS, WARM_UP = 4, 0.997, 4, 4
 RISE, ALMOST = 1.0, 1.004

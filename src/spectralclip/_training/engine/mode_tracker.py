@@ -27,10 +27,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from spectralclip._operators.affine import Shape
+from spectralclip._common import Shape
+from spectralclip._linalg import folded_frequencies, on_host
 from spectralclip._training.engine.complex_ritz import ritz_coefficients
-from spectralclip._linalg.fourier import folded_frequencies
-from spectralclip._linalg.precision import on_host
 
 Array: TypeAlias = npt.NDArray[Any]
 

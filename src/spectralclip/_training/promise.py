@@ -1,18 +1,14 @@
-"""What methods state of themselves as data: what they promise, and what they take for a norm."""
+"""What methods promise, as data, so that they can be held to it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, Literal, final
 
 from torch import nn
 
 from spectralclip._training.method import Method
-from spectralclip.methods._registry import available, get
-
-Estimator: TypeAlias = Callable[..., "float | None"]
-"""`estimate(module, in_shape, *, generator=None)`, as methods have it."""
 
 
 def everything(module: nn.Module) -> bool:
@@ -40,7 +36,7 @@ class Promise:
 
     Example:
         >>> from torch import nn
-        >>> from spectralclip.methods._stated import Promise
+        >>> from spectralclip._training import Promise
         >>> promise = Promise(slack=1e-3, covers=lambda module: isinstance(module, nn.Linear))
         >>> promise.of, promise.covers(nn.Conv2d(1, 1, 3))
         ('norm', False)
@@ -56,18 +52,3 @@ class Promise:
 def promises_of(method: Method | type[Method]) -> tuple[Promise, ...]:
     """What a method promises; nothing where it does not say so."""
     return tuple(getattr(method, "promises", ()))
-
-
-def estimators() -> dict[str, Estimator]:
-    """By the name of the method, the estimates of the largest singular value that there are.
-
-    Each is a function of a module and the shape of one input, takes a `generator`, and raises
-    `OutsideDomain` for layers that the method is not defined for.
-
-    Example:
-        >>> from spectralclip.methods._stated import estimators
-        >>> "gouk" in estimators(), "clip_batch_norm" in estimators()
-        (True, False)
-    """
-    found = {name: getattr(get(name), "estimate", None) for name in available()}
-    return {name: estimate for name, estimate in found.items() if callable(estimate)}

@@ -1,0 +1,59 @@
+"""The layers inside a model, and how they are connected."""
+
+from spectralclip._models.call_graph import in_shape_of, tensors_in
+from spectralclip._models.candidates import (
+    BATCH_NORM,
+    BEFORE_A_NORM,
+    bare_modules,
+    connectors,
+    is_container,
+)
+from spectralclip._models.forward_pass import left_as_it_was, unwrapped
+from spectralclip._models.fsdp import (
+    gathered,
+    is_sharded_tensor,
+    local,
+    reshard_,
+    sharded_modules,
+    stand_in,
+    unhooked,
+)
+from spectralclip._models.layers import (
+    Compose,
+    ExampleInputs,
+    FoundLayer,
+    Inputs,
+    Pairs,
+    call_arguments,
+    find_layers,
+    skipped_layers,
+    with_kwargs,
+)
+
+__all__ = [
+    "BATCH_NORM",
+    "BEFORE_A_NORM",
+    "Compose",
+    "ExampleInputs",
+    "FoundLayer",
+    "Inputs",
+    "Pairs",
+    "bare_modules",
+    "call_arguments",
+    "connectors",
+    "find_layers",
+    "gathered",
+    "in_shape_of",
+    "is_container",
+    "is_sharded_tensor",
+    "left_as_it_was",
+    "local",
+    "reshard_",
+    "sharded_modules",
+    "skipped_layers",
+    "stand_in",
+    "tensors_in",
+    "unhooked",
+    "unwrapped",
+    "with_kwargs",
+]
