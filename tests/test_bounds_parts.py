@@ -21,14 +21,10 @@ from test_geometry import SAME_EVEN, convolutions, transposed_convolutions
 from torch import nn
 
 import spectralclip as sc
-from spectralclip._block_norms import (
-    convolution,
-    embedding_sides,
-    largest_eigenvalue,
-    largest_value,
-    torus_blocks,
-)
+from spectralclip._block_norms import convolution, embedding_sides, embedding_torus
 from spectralclip._lanczos_bound import Recurrence, continued
+from spectralclip._peaks import Torus, symbol_peak
+from spectralclip._small_matrices import largest_eigenvalue
 
 
 def zero_padded(layer: Any, in_shape: tuple[int, ...]) -> Any:
@@ -38,8 +34,9 @@ def zero_padded(layer: Any, in_shape: tuple[int, ...]) -> Any:
 
 
 def torus_norm(conv: Any) -> float:
-    sides = embedding_sides(conv)
-    return largest_value(torus_blocks(conv, sides, conv.geometry.stride))
+    torus = embedding_torus(conv)
+    assert torus is not None
+    return symbol_peak(torus).value
 
 
 # --- Small matrices ------------------------------------------------------------------------
@@ -146,8 +143,8 @@ def test_the_torus_has_no_pixel_to_spare(
         (side,) = embedding_sides(conv)
         truth = norm_of(layer, (1, n))
         assert torus_norm(conv) >= truth * (1 - 1e-12)
-        shorter = torus_blocks(conv, (side - stride,), (stride,))
-        too_low += largest_value(shorter) < truth * (1 - 1e-3)
+        shorter = Torus(conv, (side - stride,), (stride,), (dilation,))
+        too_low += symbol_peak(shorter).value < truth * (1 - 1e-3)
     assert too_low > 0
 
 
@@ -159,7 +156,7 @@ def test_padding_of_half_the_kernel_is_wrong_under_dilation() -> None:
     conv = zero_padded(layer, (1, 11))
     assert embedding_sides(conv) == (17,)
     truth = norm_of(layer, (1, 11))
-    half_kernel = largest_value(torus_blocks(conv, (11 + 3 // 2,), (1,)))
+    half_kernel = symbol_peak(Torus(conv, (11 + 3 // 2,), (1,), (6,))).value
     assert half_kernel < 0.1 * truth
     assert torus_norm(conv) >= truth
 

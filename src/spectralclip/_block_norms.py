@@ -11,20 +11,21 @@ What is proved by floating point is proved up to rounding, so each value has its
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from spectralclip._affine import Shape
 from spectralclip._blocks import CircularBlocks, ListedBlocks, WindowBlocks, block_form
 from spectralclip._explicit import merge
-from spectralclip._maps import ConvGeometry, ConvMap, DiagonalMap, TransposedMap
+from spectralclip._maps import ConvMap, DiagonalMap, TransposedMap
 from spectralclip._operator import LinearOperator
+from spectralclip._peaks import Torus, symbol_peak
 from spectralclip._precision import on_host
+from spectralclip._small_matrices import largest_eigenvalue
 
-# Multiplications of an embedding that need no second thought, and how many Lanczos runs more.
-CHEAP_EMBEDDING, EMBEDDING_RUNS = 2e10, 4.0
+# Multiplications that need no second thought, and how many Lanczos runs more. One matrix of 1259
+# rows and columns takes as many: 0.5 s of one core, where a Lanczos run takes 0.1 s.
+CHEAP, RUNS = 2e10, 4.0
 
 # --- Small matrices ------------------------------------------------------------------------
 
@@ -45,12 +46,13 @@ def convolution(op: LinearOperator) -> ConvMap | None:
 
 
 def listed_blocks(op: LinearOperator) -> ListedBlocks | None:
-    """The blocks of an operator or its transpose, whose norms are the same."""
+    """The few blocks of an operator or its transpose, whose norms are the same.
+
+    A circular convolution has one for each frequency; those are a `Torus`.
+    """
     conv = convolution(op)
     if conv is not None:
-        if WindowBlocks.fits(conv):
-            return WindowBlocks(conv)
-        return CircularBlocks(conv) if CircularBlocks.fits(conv) else None
+        return WindowBlocks(conv) if WindowBlocks.fits(conv) else None
     forms = (block_form(op), block_form(op.adjoint()))
     return next((form for form in forms if isinstance(form, ListedBlocks)), None)
 
@@ -71,64 +73,53 @@ def largest_value(form: ListedBlocks) -> float:
     return best
 
 
-def largest_eigenvalue(grams: Tensor, known: float) -> float:
-    """The largest eigenvalue in a batch, or `known` if that is larger.
-
-    Few are decomposed: where `(1 + 1e-9) known I - G` has a Cholesky factor, which costs a
-    tenth, G is below what is known already. A few power steps say which to begin with.
-    """
-    side = grams.shape[-1]
-    if side == 1:
-        return max(known, float(grams.real.max()))
-    seeded = torch.Generator("cpu").manual_seed(0)
-    start = torch.randn(side, 1, generator=seeded, dtype=torch.float64, device="cpu")
-    vectors = grams @ start.to(grams.dtype)
-    for _ in range(6):
-        norms = vectors.norm(dim=1, keepdim=True)
-        vectors = grams @ (vectors / norms.clamp_min(1e-300))
-    grams = grams[vectors.norm(dim=1)[:, 0].argsort(descending=True)]
-    identity = torch.eye(side, dtype=grams.dtype, device="cpu")
-    while grams.shape[0]:
-        known = max(known, float(torch.linalg.eigvalsh(grams[:2])[:, -1].max()))
-        grams = grams[2:]
-        if grams.shape[0]:
-            test = (known * (1 + 1e-9)) * identity - grams
-            grams = grams[torch.linalg.cholesky_ex(test).info != 0]
-    return known
-
-
-def rounding(op: LinearOperator, form: ListedBlocks, conv: ConvMap | None) -> float:
-    """Relative margin for a value that `largest_value` found.
+def rounding(dtype: torch.dtype, block_shape: tuple[int, int], taps: int = 1) -> float:
+    """Relative margin for the largest value of blocks whose entries are known in a precision.
 
     Entries that carry a relative error u make an error of `u ||B||_F <= u sqrt(r) ||B||` in a
     block of rank r; a symbol sums T taps, which turns u into `T^(3/2) u` at most. A Cholesky
     factor that exists in floating point proves the bound up to `r (r + 1)` roundings.
     """
-    rank = min(form.block_shape)
-    taps = 1 if conv is None else math.prod(conv.weight.shape[2:])
-    entries = 4 * torch.finfo(op.dtype).eps * math.sqrt(rank * taps) * taps
+    rank = min(block_shape)
+    entries = 4 * torch.finfo(dtype).eps * math.sqrt(rank * taps) * taps
     return entries + 4 * rank * (rank + 9) * torch.finfo(torch.float64).eps + 1e-9
+
+
+def affordable(blocks: ListedBlocks | Torus) -> bool:
+    """Whether decomposing all blocks costs no more than a few Lanczos runs on the layer would."""
+    rows, columns = blocks.block_shape
+    once = float(rows * columns)  # copies of a block need no application of their own
+    if isinstance(blocks, Torus):
+        count, application = blocks.count, blocks.application_work
+    else:
+        count = blocks.copies.shape[0]
+        application = count * once
+    work = 10.0 * count * once * min(rows, columns)
+    return work <= max(CHEAP, RUNS * 240 * application)
 
 
 # --- Tori ----------------------------------------------------------------------------------
 
 
-def embedding_norm(candidates: Sequence[LinearOperator], at_any_cost: bool) -> float:
-    """Upper bound on a zero-padded convolution's norm, with its margin; infinity for other layers.
+def peak_with_margin(conv: ConvMap, torus: Torus, excess: float) -> tuple[float, float]:
+    """A lower and an upper bound on the largest value on a torus."""
+    found = symbol_peak(torus, excess)
+    margin = rounding(conv.weight.dtype, torus.block_shape, math.prod(conv.weight.shape[2:]))
+    return found.value * (1 - margin), found.upper * (1 + margin)
 
-    Args:
-        candidates: The same layer in one precision or more; the first that is such a
-            convolution is taken.
-        at_any_cost: Also where a few Lanczos runs would cost less; otherwise infinity.
-    """
-    for candidate in candidates:
-        conv = convolution(candidate)
-        if conv is not None and conv.geometry.mode == "zeros":
-            torus = torus_blocks(conv, embedding_sides(conv), conv.geometry.stride)
-            if at_any_cost or _affordable(torus):
-                return largest_value(torus) * (1 + rounding(candidate, torus, conv))
-            break
-    return math.inf
+
+def circular_torus(conv: ConvMap) -> Torus | None:
+    """The torus that a circular convolution lives on; None for others."""
+    if not CircularBlocks.fits(conv):
+        return None
+    return Torus(conv, conv.source.shape[1:], conv.geometry.stride, conv.geometry.dilation)
+
+
+def embedding_torus(conv: ConvMap) -> Torus | None:
+    """A torus on which a zero-padded convolution is a part of a circular one; None for others."""
+    if conv.geometry.mode != "zeros":
+        return None
+    return Torus(conv, embedding_sides(conv), conv.geometry.stride, conv.geometry.dilation)
 
 
 def embedding_sides(conv: ConvMap) -> Shape:
@@ -148,25 +139,3 @@ def embedding_sides(conv: ConvMap) -> Shape:
         padding = max(0, min(before, reach), min(after, reach))
         sides.append(stride * math.ceil((n + padding) / stride))
     return tuple(sides)
-
-
-def torus_blocks(
-    conv: ConvMap, sides: Shape, stride: Shape, dilation: Shape | None = None
-) -> CircularBlocks:
-    """The blocks of a kernel on a torus; padding shifts phases only, and is left out."""
-    dilation = dilation or conv.geometry.dilation
-    kernel = conv.weight.shape[2:]
-    after = tuple(d * (k - 1) + 1 - s for d, k, s in zip(dilation, kernel, stride, strict=True))
-    geometry = ConvGeometry(
-        stride, dilation, (0,) * len(sides), after, conv.geometry.groups, "circular"
-    )
-    weight = on_host(conv.weight)
-    shape = (conv.source.shape[0], *sides)
-    return CircularBlocks(ConvMap(weight, geometry, shape, channels_last=False))
-
-
-def _affordable(torus: CircularBlocks) -> bool:
-    """Whether the embedding costs no more than a few Lanczos runs on the layer would."""
-    rows, columns = torus.block_shape
-    work = 10.0 * torus.copies.shape[0] * rows * columns * min(rows, columns)
-    return work <= max(CHEAP_EMBEDDING, EMBEDDING_RUNS * 240 * torus.application_work)

@@ -19,30 +19,37 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from spectralclip._affine import Layer, Shape, describe, known_shape, plain_numerics
 from spectralclip._block_norms import (
+    affordable,
+    circular_torus,
     convolution,
-    embedding_norm,
-    largest_eigenvalue,
+    embedding_torus,
     largest_value,
     listed_blocks,
+    peak_with_margin,
     rounding,
-    torus_blocks,
 )
 from spectralclip._blocks import ListedBlocks
 from spectralclip._lanczos_bound import Search, relative_width, slack
 from spectralclip._maps import ConvMap
-from spectralclip._operator import LinearOperator, as_operator
+from spectralclip._operator import LinearOperator
+from spectralclip._peaks import Torus, enough_points
 from spectralclip._precision import on_host
+from spectralclip._small_matrices import largest_eigenvalue
+from spectralclip._views import View
 
 # Smaller sides up to which the whole matrix is formed; more where only a proof will do.
 DENSE_SIDE, DENSE_SIDE_DETERMINISTIC = 64, 1024
 DENSE_ENTRIES = 2**25  # and how many numbers that matrix may have
+# Of the width asked for, what a search over frequencies may leave open, and what a smaller image
+# may fall short of the whole one.
+SHARE = 1 / 8
 
 
 @final
@@ -127,20 +134,17 @@ def norm_bounds(
         if known is None:
             return _every_size(layer, rtol)
         in_shape = known
-    double, op = _precisions(layer, in_shape)
-    for candidate in (double, op):
-        blocks = listed_blocks(candidate)
-        if blocks is not None:
-            return _exact(candidate, blocks)
-    if _formable(op, DENSE_SIDE):
-        return _dense(double)
-    ceiling = embedding_norm((double, op), deterministic)
-    search = Search(double, op, rtol, failure, ceiling, deterministic)
-    ends = search.run(generator or torch.Generator("cpu").manual_seed(0))
-    kind, risk = ("embedding", 0.0) if ends.certain else ("probabilistic", failure)
-    found = Interval(ends.lower, ends.upper, kind, risk, ends.applications)
+    view = View(layer, in_shape)
+    request = _Request(rtol, failure, deterministic)
+    generator = generator or torch.Generator("cpu").manual_seed(0)
+    found = _from_blocks(view, request, generator)
+    if found is not None:
+        return found
+    if _formable(view.op, DENSE_SIDE):
+        return _dense(view.double)
+    found = _iterated(view, request, generator)
     if deterministic and found.width > rtol:
-        return _certified(double, found, rtol)
+        return _certified(view.double, found, rtol)
     return found
 
 
@@ -154,25 +158,81 @@ def _check_request(rtol: float, failure: float) -> None:
         )
 
 
-def _precisions(
-    layer: Layer | LinearOperator, in_shape: Sequence[int] | int
-) -> tuple[LinearOperator, LinearOperator]:
-    """The operator in float64 where it can be had, and in the layer's own precision."""
-    op = as_operator(layer, in_shape)
-    if isinstance(layer, LinearOperator) or op.dtype == torch.float64:
-        return op, op
-    try:
-        return as_operator(layer, in_shape, dtype=torch.float64), op
-    except (ValueError, RuntimeError):  # scripted, or holding constants of one precision
-        return op, op
-
-
 # --- One input size ------------------------------------------------------------------------
 
 
-def _exact(op: LinearOperator, blocks: ListedBlocks) -> Interval:
-    value, margin = largest_value(blocks), rounding(op, blocks, convolution(op))
+class _Request(NamedTuple):
+    rtol: float
+    failure: float
+    deterministic: bool
+
+
+def _from_blocks(view: View, request: _Request, generator: torch.Generator) -> Interval | None:
+    """The norm of the largest block, where the layer falls apart into some."""
+    blocks = listed_blocks(view.op)
+    if blocks is not None and not (request.deterministic or affordable(blocks)):
+        return _largest_matrix(blocks, request, generator)
+    if blocks is not None:
+        return _exact(view)
+    conv = view.convolution
+    torus = None if conv is None else circular_torus(conv)
+    if conv is None or torus is None or not (request.deterministic or affordable(torus)):
+        return None
+    return Interval(*peak_with_margin(conv, torus, 0.0), "exact", 0.0)
+
+
+def _exact(view: View) -> Interval:
+    # A weight that is computed from parameters may be known in one precision only.
+    op = view.double if listed_blocks(view.double) is not None else view.op
+    blocks = listed_blocks(op)
+    assert blocks is not None
+    conv = convolution(op)
+    taps = 1 if conv is None else math.prod(conv.weight.shape[2:])
+    value, margin = largest_value(blocks), rounding(op.dtype, blocks.block_shape, taps)
     return Interval(value * (1 - margin), value * (1 + margin), "exact", 0.0)
+
+
+def _largest_matrix(
+    blocks: ListedBlocks, request: _Request, generator: torch.Generator
+) -> Interval:
+    """The largest norm of a few large matrices, by a Lanczos run on each.
+
+    A block counts once, however often the layer uses it, and all of them share the probability.
+    """
+    count, found = blocks.copies.shape[0], []
+    for index in range(count):
+        matrix = blocks.blocks(slice(index, index + 1))[0]
+        layer = nn.Linear(1, 1, bias=False, device="meta")
+        layer.weight = nn.Parameter(matrix, requires_grad=False)
+        search = Search(View(layer, matrix.shape[1]), request.rtol, request.failure / count)
+        found.append(search.run(generator))
+    lower, upper = max(ends.lower for ends in found), max(ends.upper for ends in found)
+    applications = sum(ends.applications for ends in found)
+    return Interval(lower, upper, "probabilistic", request.failure, applications)
+
+
+def _iterated(view: View, request: _Request, generator: torch.Generator) -> Interval:
+    """Both ends by iteration, the upper one from an embedding where that is good enough."""
+    rtol, failure, deterministic = request
+    ceiling, spent = _embedding(view, request), 0
+    small = view.cropped(SHARE * rtol) if ceiling < math.inf else None
+    if small is not None:
+        ends = Search(small, rtol, failure, ceiling, deterministic=True).run(generator)
+        spent = ends.applications
+        if relative_width(ends.lower, ceiling) <= rtol:
+            return Interval(ends.lower, ceiling, "embedding", 0.0, spent)
+    ends = Search(view, rtol, failure, ceiling, deterministic).run(generator)
+    kind, risk = ("embedding", 0.0) if ends.certain else ("probabilistic", failure)
+    return Interval(ends.lower, ends.upper, kind, risk, ends.applications + spent)
+
+
+def _embedding(view: View, request: _Request) -> float:
+    """Upper bound on a zero-padded convolution's norm; infinity for others, or if too costly."""
+    conv = view.convolution
+    torus = None if conv is None else embedding_torus(conv)
+    if conv is None or torus is None or not (request.deterministic or affordable(torus)):
+        return math.inf
+    return peak_with_margin(conv, torus, SHARE * request.rtol)[1]
 
 
 def _formable(op: LinearOperator, side: int) -> bool:
@@ -218,27 +278,24 @@ def _certified(double: LinearOperator, found: Interval, rtol: float) -> Interval
 
 def _every_size(layer: Layer | LinearOperator, rtol: float) -> Interval:
     """Bounds on the supremum of the norm over all input sizes."""
-    double, op = _precisions(layer, _probe_shape(layer))
-    for candidate in (double, op):
-        conv = convolution(candidate)
-        if conv is None:
-            blocks = listed_blocks(candidate)
-            if blocks is not None:
-                return _exact(candidate, blocks)
-            continue
-        geometry, kernel = conv.geometry, conv.weight.shape[2:]
-        paddings = zip(geometry.before, geometry.after, geometry.dilation, kernel, strict=True)
-        repeats = any(before + after > d * (k - 1) for before, after, d, k in paddings)
-        circular = geometry.mode == "circular"
-        if geometry.mode != "zeros" and (repeats or not circular):
-            break
-        lower, upper = _supremum(candidate, conv, geometry.stride, rtol)
-        if circular and max(geometry.stride) > 1:
-            # At sizes that the stride does not divide, the last window and the first are closer
-            # than a stride: all that is left is that they are windows of stride one.
-            upper = _supremum(candidate, conv, (1,) * len(kernel), rtol)[1]
-        return Interval(lower, upper, "every size", 0.0)
-    raise _needs_shape(layer)
+    view = View(layer, _probe_shape(layer))
+    conv = view.convolution
+    if conv is None:
+        if listed_blocks(view.op) is None:
+            raise _needs_shape(layer)
+        return _exact(view)
+    geometry, kernel = conv.geometry, conv.weight.shape[2:]
+    paddings = zip(geometry.before, geometry.after, geometry.dilation, kernel, strict=True)
+    repeats = any(before + after > d * (k - 1) for before, after, d, k in paddings)
+    circular = geometry.mode == "circular"
+    if geometry.mode != "zeros" and (repeats or not circular):
+        raise _needs_shape(layer)
+    lower, upper = _supremum(conv, geometry.stride, rtol)
+    if circular and max(geometry.stride) > 1:
+        # At sizes that the stride does not divide, the last window and the first are closer
+        # than a stride: all that is left is that they are windows of stride one.
+        upper = _supremum(conv, (1,) * len(kernel), rtol)[1]
+    return Interval(lower, upper, "every size", 0.0)
 
 
 def _needs_shape(layer: Layer | LinearOperator) -> ValueError:
@@ -274,24 +331,15 @@ def _probe_shape(layer: Layer | LinearOperator) -> Shape:
     return (channels, *[2 * (d * (k - 1) + 1 + p) for d, k, p in reach])
 
 
-def _supremum(op: LinearOperator, conv: ConvMap, stride: Shape, rtol: float) -> tuple[float, float]:
+def _supremum(conv: ConvMap, stride: Shape, rtol: float) -> tuple[float, float]:
     """Bounds on the largest singular value of a convolution's symbol over all frequencies.
 
-    `||S(w)^H u||^2` is a trigonometric polynomial in the output frequency, nowhere negative,
-    of degree `g = floor((k - 1) / stride)` on each axis. By M. Riesz's lemma it falls off from
-    its maximum no faster than `cos(g t / 2)^2`, so that between N equispaced points it exceeds
-    them by at most `cos(pi g / 2N)^-2`. A dilation d stretches frequencies and nothing else;
-    what it shares with the stride cancels.
+    On a torus of so many frequencies that the search may end before it reaches single ones. A
+    dilation d stretches frequencies and nothing else; what it shares with the stride cancels.
     """
     steps = tuple(s // math.gcd(s, d) for s, d in zip(stride, conv.geometry.dilation, strict=True))
-    degrees = [(k - 1) // s for k, s in zip(conv.weight.shape[2:], steps, strict=True)]
-    axes = max(1, sum(degree > 0 for degree in degrees))
-    angle = math.acos((1 + 0.99 * rtol) ** (-1 / axes))
-    points = [max(g + 1, math.ceil(math.pi * g / (2 * angle))) for g in degrees]
-    factor = math.prod(
-        1 / math.cos(math.pi * g / (2 * n)) for g, n in zip(degrees, points, strict=True)
-    )
-    sides = tuple(n * s for n, s in zip(points, steps, strict=True))
-    torus = torus_blocks(conv, sides, steps, (1,) * len(sides))
-    value, margin = largest_value(torus), rounding(op, torus, conv)
-    return value * (1 - margin), value * (1 + margin) * factor
+    ones, excess = (1,) * len(steps), 0.99 * rtol
+    probe = Torus(conv, steps, steps, ones)
+    points = enough_points(probe.degrees, excess)
+    sides = tuple(s * 2 ** (1 + n.bit_length()) for s, n in zip(steps, points, strict=True))
+    return peak_with_margin(conv, Torus(conv, sides, steps, ones), excess)

@@ -21,6 +21,7 @@ from spectralclip._operator import LinearOperator
 from spectralclip._precision import sent
 from spectralclip._starts import random_rows
 from spectralclip._subspace import descending_eigh, small
+from spectralclip._views import View
 
 STEPS = 300  # of the Lanczos recurrence, at most
 BASIS_ENTRIES = 2**28  # of the basis that it keeps
@@ -117,24 +118,24 @@ class Search:
     and its own probabilistic one.
     """
 
-    double: LinearOperator
-    op: LinearOperator
+    view: View
     rtol: float
     failure: float
-    ceiling: float
-    deterministic: bool
+    ceiling: float = math.inf
+    deterministic: bool = False
 
     def run(self, generator: torch.Generator) -> Ends:
         """In the layer's own precision, unless the width asked for is finer than that."""
-        side = self._side(self.op)
+        op = self.view.op
+        side = self._side(op)
         start = side.input_tensor(random_rows(side, 1, generator))
-        fine = self.rtol < 20 * slack(self.op.dtype)
-        found, ended = self._iterate(self.double if fine else self.op, start)
+        fine = self.rtol < 20 * slack(op.dtype)
+        found, ended = self._iterate(self.view.double if fine else op, start)
         wide = relative_width(found.lower, found.upper) > self.rtol
-        if ended and wide and not fine and self.double is not self.op:
+        if ended and wide and not fine and self.view.double is not op:
             # Rounding in the small precision hides what the start may have missed. From the same
             # start, so that both bounds fail together or not at all.
-            again, _ = self._iterate(self.double, start)
+            again, _ = self._iterate(self.view.double, start)
             applications = found.applications + again.applications
             best = again if again.upper < found.upper else found
             return best._replace(applications=applications)
@@ -175,7 +176,7 @@ class Search:
 
     def _lower(self, vector: Tensor) -> float:
         """A Rayleigh quotient, in float64 where that can be had."""
-        balanced, factor = self.double.balanced()
+        balanced, factor = self.view.double.balanced()
         side = self._side(balanced)
         rounded = sent(vector, side.device, side.dtype)
         length, image = small(rounded).norm(), small(side.matvec(rounded)).norm()

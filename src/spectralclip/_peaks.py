@@ -1,0 +1,201 @@
+"""The largest norm of a symbol over all frequencies of a torus, without looking at all of them.
+
+For a fixed u, `p(w) = ||S(w)^H u||^2` is a trigonometric polynomial that is nowhere negative, of
+some degree g on each axis. Let P bound `||S||` at all frequencies. By Szego's inequality the angle
+`arccos(sqrt(p) / P)` changes at a rate of at most `g / 2`: the norm at a distance t from a
+frequency where it is `P cos(a)` is at most `P cos(a - g t / 2)`, and on several axes what they
+contribute adds up. (M. Riesz's lemma, that p falls off from its maximum no faster than
+`cos(g t / 2)^2`, is the case in which P is attained.)
+
+So the torus is cut into cells, and the symbol is looked at in the middle of each. The largest norm
+found bounds P, and P tells which cells cannot hold a larger one. The others are halved on each
+axis, until they are single frequencies, or until what is left open is little enough. Few cells are
+left on each level where the norm has peaks; where it is flat, all are, and the search ends as if
+it had looked everywhere at once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from spectralclip._affine import Shape
+from spectralclip._fourier import symbols
+from spectralclip._maps import ConvMap
+from spectralclip._precision import on_host
+from spectralclip._small_matrices import below, largest_eigenvalue
+
+# What the first cells may reach, in radians of the angle above. They exclude nothing yet, and their
+# halves little: with half as much, they would be four times as many and exclude as little.
+FIRST_REACH = 0.5
+CHUNK = 2**20  # numbers in a batch of symbols, or of waves
+
+
+class Peak(NamedTuple):
+    """The largest value found, and one that no frequency exceeds; both up to rounding."""
+
+    value: float
+    upper: float
+
+
+@final
+class Torus:
+    """The symbols of a kernel on a torus of any size; padding shifts phases only, and is left out.
+
+    Attributes:
+        groups: How many symbols there are at each frequency.
+        counts: How many output frequencies there are on each axis.
+        degrees: Of the squared norm as a trigonometric polynomial, on each axis.
+        block_shape: Rows and columns of a symbol.
+        taps: Numbers that an entry of a symbol is summed from, at all aliases together.
+        application_work: Multiplications that one application on the whole torus takes.
+    """
+
+    def __init__(self, conv: ConvMap, sides: Shape, stride: Shape, dilation: Shape) -> None:
+        self._sides, self._stride, self._dilation = sides, stride, dilation
+        self.groups = conv.geometry.groups
+        weight, kernel = on_host(conv.weight), conv.weight.shape[2:]
+        self._weights = weight.reshape(self.groups, -1, *weight.shape[1:])
+        self.counts = tuple(n // s for n, s in zip(sides, stride, strict=True))
+        self.degrees = tuple(map(_degree, kernel, stride, dilation))
+        aliases = math.prod(stride)
+        self.block_shape = (self._weights.shape[1], self._weights.shape[2] * aliases)
+        self.taps = math.prod(kernel) * aliases
+        self.application_work = float(weight.numel() * math.prod(self.counts))
+
+    @property
+    def count(self) -> int:
+        """How many symbols there are, one of each conjugate pair."""
+        alone = math.prod(2 - n % 2 for n in self.counts)
+        return self.groups * (math.prod(self.counts) + alone) // 2
+
+    def symbols_at(self, group: int, frequencies: Tensor) -> Tensor:
+        """The symbols of a group at some output frequencies, `(f, rows, columns)`."""
+        return symbols(
+            self._weights[group],
+            self._sides,
+            frequencies,
+            stride=self._stride,
+            dilation=self._dilation,
+            padding=(0,) * len(self._sides),
+        )
+
+
+def _degree(taps: int, stride: int, dilation: int) -> int:
+    """Of a symbol's squared norm: how many windows apart two that read the same phase can be.
+
+    What the stride and the dilation have in common cancels.
+    """
+    common = math.gcd(stride, dilation)
+    return (taps - 1) // (stride // common) * (dilation // common)
+
+
+def symbol_degrees(conv: ConvMap) -> Shape:
+    """Of the squared norm of a convolution's symbol, on each axis of its outputs."""
+    return tuple(map(_degree, conv.weight.shape[2:], conv.geometry.stride, conv.geometry.dilation))
+
+
+def enough_points(degrees: Shape, excess: float) -> Shape:
+    """How many frequencies on each axis miss the supremum over all by at most `excess`, relatively.
+
+    By Riesz's lemma N equispaced ones miss it by a factor of `cos(pi g / 2N)`, for each axis.
+    """
+    axes = max(1, sum(g > 0 for g in degrees))
+    angle = math.acos((1 + excess) ** (-1 / axes))
+    return tuple(max(g + 1, math.ceil(math.pi * g / (2 * angle))) for g in degrees)
+
+
+def symbol_peak(torus: Torus, excess: float = 0.0) -> Peak:
+    """The largest norm of the symbols on a torus.
+
+    Args:
+        torus: What gives the symbols.
+        excess: End as soon as the upper end is that much above the value found, relatively.
+    """
+    widths = _first_widths(torus)
+    cells = _first_cells(torus, widths)
+    best, ceiling = 0.0, math.inf
+    while True:
+        reach = _reach(torus, widths)
+        best, cells = _looked_at(torus, cells, widths, best, ceiling, reach)
+        if max(widths) == 1 or not len(cells):
+            return Peak(best, best)
+        ceiling = min(ceiling, best / math.cos(reach))
+        if ceiling <= (1 + excess) * best:
+            return Peak(best, ceiling)
+        cells, widths = _halved(cells, widths)
+
+
+def _reach(torus: Torus, widths: Shape) -> float:
+    """How far the angle may change between the middle of a cell and its ends."""
+    axes = zip(torus.degrees, torus.counts, widths, strict=True)
+    return sum(math.pi * g * (width // 2) / n for g, n, width in axes)
+
+
+def _first_widths(torus: Torus) -> Shape:
+    """Powers of two, with the same angle for each axis; one where that leaves little to exclude."""
+    axes = max(1, sum(g > 0 for g in torus.degrees))
+    widths = []
+    for g, n in zip(torus.degrees, torus.counts, strict=True):
+        most = 2 * FIRST_REACH / axes * n / (math.pi * g) if g else 1.0
+        widths.append(2 ** max(0, math.floor(math.log2(most))))
+    return tuple(widths) if max(widths) > 2 else (1,) * len(widths)
+
+
+def _first_cells(torus: Torus, widths: Shape) -> Tensor:
+    """The group and the first frequency of each cell, `(cells, 1 + axes)`.
+
+    A real kernel's symbols at `w` and `-w` are conjugates: half of the first axis is enough. On an
+    axis of degree zero one frequency is.
+    """
+    ends = (torus.counts[0] // 2 + 1, *torus.counts[1:])
+    starts = [
+        torch.arange(0, end if g else 1, width, device="cpu")
+        for end, width, g in zip(ends, widths, torus.degrees, strict=True)
+    ]
+    cells = torch.cartesian_prod(torch.arange(torus.groups, device="cpu"), *starts)
+    return cells.reshape(-1, 1 + len(starts))
+
+
+def _looked_at(
+    torus: Torus, cells: Tensor, widths: Shape, best: float, ceiling: float, reach: float
+) -> tuple[float, Tensor]:
+    """The largest value so far, and those cells that may hold a larger one."""
+    middle = torch.tensor([width // 2 for width in widths], device="cpu")
+    rows, columns = torus.block_shape
+    chunk = max(1, CHUNK // max(rows * columns, torus.taps))
+    kept = [cells[:0]]
+    for group in cells[:, 0].unique().tolist():
+        for part in cells[cells[:, 0] == group].split(chunk):
+            matrices = torus.symbols_at(group, part[:, 1:] + middle)
+            scale = float(matrices.abs().max()) or 1.0  # keeps squares in range
+            matrices = matrices / scale
+            gram = matrices @ matrices.mH if rows <= columns else matrices.mH @ matrices
+            best = scale * math.sqrt(largest_eigenvalue(gram, (best / scale) ** 2))
+            if max(widths) > 1:
+                limit = _limit(best, ceiling, reach) / scale
+                kept.append(part[~below(gram, limit**2)])
+    return best, torch.cat(kept)
+
+
+def _limit(best: float, ceiling: float, reach: float) -> float:
+    """The value in the middle of a cell up to which there is none above `best` in all of it."""
+    if ceiling == math.inf or best == 0:
+        return 0.0
+    angle = reach + math.acos(min(1.0, best / ceiling))
+    # Less by more than the rounding of the angle.
+    return (1 - 1e-8) * ceiling * max(0.0, math.cos(angle))
+
+
+def _halved(cells: Tensor, widths: Shape) -> tuple[Tensor, Shape]:
+    """The halves of all cells, on each axis on which they are wider than one frequency."""
+    halves = tuple(max(1, width // 2) for width in widths)
+    for axis, (width, half) in enumerate(zip(widths, halves, strict=True), 1):
+        if half < width:
+            later = cells.clone()
+            later[:, axis] += half
+            cells = torch.cat([cells, later])
+    return cells, halves
