@@ -160,8 +160,8 @@ def test_a_wide_embedding_gives_way_to_a_narrow_probabilistic_bound() -> None:
 
 
 def test_an_embedding_that_costs_too_much_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_block_norms, "CHEAP_EMBEDDING", 0.0)
-    monkeypatch.setattr(_block_norms, "EMBEDDING_RUNS", 0.0)
+    monkeypatch.setattr(_block_norms, "CHEAP", 0.0)
+    monkeypatch.setattr(_block_norms, "RUNS", 0.0)
     layer = nn.Conv2d(16, 16, 3, padding=1)
     assert norm_bounds(layer, (16, 16, 16)).kind == "probabilistic"
     assert norm_bounds(layer, (16, 16, 16), deterministic=True).kind == "embedding"

@@ -108,6 +108,15 @@ def peak_with_margin(conv: ConvMap, torus: Torus, excess: float) -> tuple[float,
     return found.value * (1 - margin), found.upper * (1 + margin)
 
 
+def torus_norm(conv: ConvMap, excess: float) -> float | None:
+    """At least the norm of a convolution with zero or circular padding, by a torus; else None.
+
+    The norm on the torus is at most `excess` less, relatively.
+    """
+    torus = circular_torus(conv) or embedding_torus(conv)
+    return None if torus is None else peak_with_margin(conv, torus, excess)[1]
+
+
 def circular_torus(conv: ConvMap) -> Torus | None:
     """The torus that a circular convolution lives on; None for others."""
     if not CircularBlocks.fits(conv):

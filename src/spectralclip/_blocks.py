@@ -105,6 +105,9 @@ def block_values(blocks: Callable[[slice], Tensor], count: int, shape: tuple[int
 
     def decompose(part: slice) -> Tensor:
         matrices = blocks(part)
+        if min(shape) == 1:
+            lengths: Tensor = matrices.flatten(1).norm(dim=1, keepdim=True)
+            return lengths
         double = matrices.dtype in (torch.float64, torch.complex128)
         if 3 * min(shape) <= max(shape) and not double:
             return _gram_values(matrices)

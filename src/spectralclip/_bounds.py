@@ -41,7 +41,7 @@ from spectralclip._maps import ConvMap
 from spectralclip._operator import LinearOperator
 from spectralclip._peaks import Torus, enough_points
 from spectralclip._precision import on_host
-from spectralclip._small_matrices import largest_eigenvalue
+from spectralclip._small_matrices import largest_eigenvalue, norm_is_below
 from spectralclip._views import View
 
 # Smaller sides up to which the whole matrix is formed; more where only a proof will do.
@@ -170,10 +170,9 @@ class _Request(NamedTuple):
 def _from_blocks(view: View, request: _Request, generator: torch.Generator) -> Interval | None:
     """The norm of the largest block, where the layer falls apart into some."""
     blocks = listed_blocks(view.op)
-    if blocks is not None and not (request.deterministic or affordable(blocks)):
-        return _largest_matrix(blocks, request, generator)
     if blocks is not None:
-        return _exact(view)
+        dear = not affordable(blocks)
+        return (_largest_matrix(view, request, generator) if dear else None) or _exact(view)
     conv = view.convolution
     torus = None if conv is None else circular_torus(conv)
     if conv is None or torus is None or not (request.deterministic or affordable(torus)):
@@ -182,42 +181,66 @@ def _from_blocks(view: View, request: _Request, generator: torch.Generator) -> I
 
 
 def _exact(view: View) -> Interval:
-    # A weight that is computed from parameters may be known in one precision only.
-    op = view.double if listed_blocks(view.double) is not None else view.op
-    blocks = listed_blocks(op)
-    assert blocks is not None
-    conv = convolution(op)
+    blocks, dtype = _known_blocks(view)
+    conv = convolution(view.op)
     taps = 1 if conv is None else math.prod(conv.weight.shape[2:])
-    value, margin = largest_value(blocks), rounding(op.dtype, blocks.block_shape, taps)
+    value, margin = largest_value(blocks), rounding(dtype, blocks.block_shape, taps)
     return Interval(value * (1 - margin), value * (1 + margin), "exact", 0.0)
 
 
-def _largest_matrix(
-    blocks: ListedBlocks, request: _Request, generator: torch.Generator
-) -> Interval:
+def _known_blocks(view: View) -> tuple[ListedBlocks, torch.dtype]:
+    """The blocks as exactly as they can be had, and the precision in which they are known.
+
+    A weight as it is stored is exact. One that is computed, by a batch norm or a parametrization,
+    is computed in float64; not all parametrizations can be.
+    """
+    own = listed_blocks(view.op)
+    assert own is not None
+    places = {value.data_ptr() for value in view.op.function.values.values()}
+    if own.blocks(slice(0, 1)).data_ptr() in places:
+        return own, torch.float64
+    exact = listed_blocks(view.double)
+    return (own, view.op.dtype) if exact is None else (exact, view.double.dtype)
+
+
+def _largest_matrix(view: View, request: _Request, generator: torch.Generator) -> Interval | None:
     """The largest norm of a few large matrices, by a Lanczos run on each.
 
     A block counts once, however often the layer uses it, and all of them share the probability.
+    Where none is accepted, a Cholesky factor proves the upper end; None where it does not.
     """
-    count, found = blocks.copies.shape[0], []
+    blocks, dtype = _known_blocks(view)
+    rtol, failure, deterministic = request
+    count, margin = blocks.copies.shape[0], rounding(dtype, blocks.block_shape)
+    lower = upper = 0.0
+    spent = 0
     for index in range(count):
         matrix = blocks.blocks(slice(index, index + 1))[0]
         layer = nn.Linear(1, 1, bias=False, device="meta")
         layer.weight = nn.Parameter(matrix, requires_grad=False)
-        search = Search(View(layer, matrix.shape[1]), request.rtol, request.failure / count)
-        found.append(search.run(generator))
-    lower, upper = max(ends.lower for ends in found), max(ends.upper for ends in found)
-    applications = sum(ends.applications for ends in found)
-    return Interval(lower, upper, "probabilistic", request.failure, applications)
+        search = Search(
+            View(layer, matrix.shape[1]), rtol, failure / count, math.inf, deterministic
+        )
+        ends = search.run(generator)
+        highest = (1 + rtol / 2) * ends.lower if deterministic else ends.upper
+        if deterministic and not norm_is_below(matrix, highest):
+            return None
+        lower, upper = max(lower, ends.lower), max(upper, highest)
+        spent += ends.applications
+    lower, upper = lower * (1 - margin), upper * (1 + margin)
+    if deterministic:
+        return Interval(lower, upper, "cholesky", 0.0, spent)
+    return Interval(lower, upper, "probabilistic", failure, spent)
 
 
 def _iterated(view: View, request: _Request, generator: torch.Generator) -> Interval:
     """Both ends by iteration, the upper one from an embedding where that is good enough."""
     rtol, failure, deterministic = request
     ceiling, spent = _embedding(view, request), 0
-    small = view.cropped(SHARE * rtol) if ceiling < math.inf else None
-    if small is not None:
-        ends = Search(small, rtol, failure, ceiling, deterministic=True).run(generator)
+    # On large images an embedding is nearly the norm, and waves are nearly singular vectors.
+    if ceiling < math.inf and view.is_large(rtol / 2):
+        near = view.cropped(SHARE * rtol) or view
+        ends = Search(near, rtol, failure, ceiling, deterministic=True, waves=True).run(generator)
         spent = ends.applications
         if relative_width(ends.lower, ceiling) <= rtol:
             return Interval(ends.lower, ceiling, "embedding", 0.0, spent)

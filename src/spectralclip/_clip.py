@@ -18,23 +18,24 @@ from spectralclip._affine import (
     input_shape,
     plain_numerics,
 )
-from spectralclip._blocks import WindowBlocks
 from spectralclip._bounds import norm_bounds
-from spectralclip._maps import ConvMap, TransposedMap
 from spectralclip._movable import (
     ConvWeight,
     DirectWeight,
     GenericWeights,
     Movable,
     Steerable,
-    generic_operator,
+    movable_weight,
+    stored_operator,
+    stores_in_full,
 )
 from spectralclip._numbers import positive_number
-from spectralclip._operator import LinearOperator, as_operator
-from spectralclip._plan import Move, moving_names, plan
+from spectralclip._operator import LinearOperator
+from spectralclip._plan import Move
 from spectralclip._project import Projected, backed_up, by_cuts, by_newton, by_torus
 from spectralclip._ritz import fresh_ritz
 from spectralclip._svds import svds
+from spectralclip._views import View
 
 # Relative gaps between the distance and its lower bound, and budgets in applications.
 GAP, CUT_BUDGET, BUDGET = 0.03, 1200, 6000
@@ -53,7 +54,8 @@ class ClipResult:
 
     Attributes:
         norm_before: The layer's norm before, to the tolerance.
-        norm_after: The largest norm seen after; with `certify` the upper end of its bounds.
+        norm_after: The largest norm seen after; for convolutions on large images one that the
+            norm does not exceed, from their symbol; with `certify` the upper end of its bounds.
         distance: `||M(W') - M(W)||_F`: how far the layer has moved as an operator.
         distance_lower_bound: No layer of this form within the bound is nearer; None where no
             such bound is known.
@@ -127,9 +129,9 @@ def clip_(
     max_norm = _checked_request(layer, max_norm, tol, certify, move)
     in_shape = input_shape(layer, in_shape)
     generator = torch.Generator("cpu").manual_seed(0) if generator is None else generator
-    job = _Clipping(layer, in_shape, max_norm, certify, move, generator)
+    job = _Clipping(layer, in_shape, max_norm, tol, certify, move, generator)
     job.require_clippable(exact)
-    norm = job.norm_at_start(tol)
+    norm = job.norm_at_start()
     job.lengthen(norm, max_norm)
     seems_within = norm <= max_norm * (1 + (0 if certify else tol / 2))
     upper = job.certified_norm() if certify and seems_within else norm
@@ -173,19 +175,26 @@ class _Clipping:
         layer: Layer,
         in_shape: Sequence[int],
         max_norm: float,
+        tol: float,
         certify: bool | Literal["deterministic"],
         move: Move,
         generator: torch.Generator,
     ) -> None:
-        self._layer, self._in_shape = layer, in_shape
+        self._layer, self._in_shape, self._tol = layer, in_shape, min(tol, 1e-3)
         self._certify, self._generator = certify, generator
         self._unit, self._move = 2.0 ** round(math.log2(max_norm)), move
         self.applications = 0
-        self._take(as_operator(layer, in_shape))
+        self._view = View(layer, in_shape)
+        # What is left over there is made good on the layer itself.
+        self._small = self._view.cropped(self._tol)
+        self._take(self._view.op)
 
     def _take(self, op: LinearOperator) -> None:
         self.op, self.function = op, op.function
-        self.movable = _movable(op, self.function, self._move, self._unit)
+        self.movable = self._whole = movable_weight(op, self._move, self._unit)
+        if self._small is not None and isinstance(self._whole, ConvWeight):
+            small = self._small.op if op is self._view.op else self._small.double
+            self.movable = movable_weight(small, self._move, self._unit, self._whole.metric)
 
     def lengthen(self, norm: float, max_norm: float) -> None:
         """Compute in float64 where little of the layer will be left, or its scale is extreme.
@@ -195,7 +204,7 @@ class _Clipping:
         extreme = isinstance(self.movable, GenericWeights) and not 1e-6 < max_norm < 1e6
         if (norm <= 100 * max_norm and not extreme) or self.op.dtype == torch.float64:
             return
-        self._take(as_operator(self._layer, self._in_shape, dtype=torch.float64))
+        self._take(self._view.double)
 
     def require_clippable(self, exact: bool) -> None:
         """Raise where there is no way to the bound, or none that `exact` could measure."""
@@ -228,13 +237,26 @@ class _Clipping:
                 "(torch.nn.utils.parametrize.remove_parametrizations)."
             )
 
-    def norm_at_start(self, tol: float) -> float:
+    def norm_at_start(self) -> float:
         """The layer's norm as it is."""
         if isinstance(self.movable, DirectWeight):
             return self.movable.unit * self.movable.norm
-        found = svds(self.op, self._in_shape, 1, tol=min(tol, 1e-3), generator=self._generator)
+        norm = self._symbol_norm(self.movable.start)
+        if norm is not None:
+            return norm
+        found = svds(self.op, self._in_shape, 1, tol=self._tol, generator=self._generator)
         self.applications += found.applications
         return float(found.S[0])
+
+    def _symbol_norm(self, point: Tensor) -> float | None:
+        """The norm of a convolution on a large image, from above, by its symbol; else None."""
+        whole = self._whole
+        if whole is self.movable or not isinstance(whole, ConvWeight):
+            return None
+        if not stores_in_full(self.function, whole, point):
+            return None
+        norm = whole.symbol_norm(point, self._tol / 8, FINAL_STEPS)
+        return None if norm is None else whole.unit * norm
 
     def project(self, max_norm: float, norm: float, exact: bool) -> Projected:
         """The nearest point, by what suits the layer, whose norm is given."""
@@ -244,7 +266,7 @@ class _Clipping:
         return found
 
     def settled(self, point: Tensor, max_norm: float, start_norm: float) -> tuple[Tensor, float]:
-        """Look once more from a new random vector, at the weights as they will be stored.
+        """Look once more, with nothing known before, at the weights as they will be stored.
 
         Where a little is missing, going on in the direction of the move costs least distance;
         the scale of the weights is what always helps.
@@ -253,10 +275,7 @@ class _Clipping:
         # Where nothing was estimated, a short look only guards against rounding.
         steps = SHORT_STEPS if isinstance(self.movable, DirectWeight) else FINAL_STEPS
         for attempt in range(SETTLING_ROUNDS):
-            op = _stored_operator(self.function, self.movable, point)
-            look = fresh_ritz(op, steps, 1, self._generator)
-            self.applications += look.applications
-            norm = self.movable.unit * float(look.S[0])
+            norm = self._norm_at(point, steps)
             if norm <= max_norm * (1 + SETTLED):
                 break
             missing = 1.5 * (norm - max_norm) / max(start_norm - norm, 1e-300)
@@ -265,6 +284,15 @@ class _Clipping:
             else:
                 point = self.movable.scaled(point, max_norm / norm)
         return point, norm
+
+    def _norm_at(self, point: Tensor, steps: int) -> float:
+        norm = self._symbol_norm(point)
+        if norm is None:
+            op = stored_operator(self.function, self._whole, point)
+            look = fresh_ritz(op, steps, 1, self._generator)
+            self.applications += look.applications
+            norm = self._whole.unit * float(look.S[0])
+        return norm
 
     def certified_norm(self) -> float:
         """The upper end of the bounds on the layer as it is, as a user would ask for them."""
@@ -320,17 +348,6 @@ def _checked_request(
     return bound
 
 
-def _movable(op: LinearOperator, function: AffineFunction, move: Move, unit: float) -> Movable:
-    names = moving_names(op, function, move)
-    found = plan(function, names, unit)
-    if found is None:
-        return GenericWeights(function, names, unit)
-    inner = found.map.inner if isinstance(found.map, TransposedMap) else found.map
-    if isinstance(inner, ConvMap) and not WindowBlocks.fits(inner):
-        return ConvWeight(function, found)
-    return DirectWeight(function, found)
-
-
 def _project(
     movable: Movable, max_norm: float, norm: float, exact: bool, generator: torch.Generator
 ) -> Projected:
@@ -361,17 +378,6 @@ def _project(
             lower_bound=found.lower_bound,
         )
     return backed_up(movable, found, max_norm, generator)
-
-
-def _stored_operator(function: AffineFunction, movable: Movable, point: Tensor) -> LinearOperator:
-    """The layer with its parameters rounded as they will be stored, in the movable's unit."""
-    values = movable.parameters(point)
-    stored = {name: function.parameters[name].dtype for name in values}
-    if all(dtype == function.dtype for dtype in stored.values()):
-        return movable.operator(point)
-    rounded = {name: value.to(stored[name]).to(function.dtype) for name, value in values.items()}
-    whole = generic_operator(function, rounded)
-    return whole if movable.unit == 1 else whole.scaled(1 / movable.unit)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from spectralclip._operator import LinearOperator
 from spectralclip._precision import sent
-from spectralclip._starts import random_rows
+from spectralclip._starts import filtered_row, random_rows
 from spectralclip._subspace import descending_eigh, small
 from spectralclip._views import View
 
@@ -115,7 +115,7 @@ class Search:
     """A Lanczos run that ends when the interval is narrow enough.
 
     It serves both upper ends: a `ceiling` that is known beforehand, whose lower end it finds,
-    and its own probabilistic one.
+    and its own probabilistic one. Where only the first counts, it may begin with waves.
     """
 
     view: View
@@ -123,12 +123,14 @@ class Search:
     failure: float
     ceiling: float = math.inf
     deterministic: bool = False
+    waves: bool = False
 
     def run(self, generator: torch.Generator) -> Ends:
         """In the layer's own precision, unless the width asked for is finer than that."""
         op = self.view.op
         side = self._side(op)
-        start = side.input_tensor(random_rows(side, 1, generator))
+        row = filtered_row(side, generator) if self.waves else random_rows(side, 1, generator)
+        start = side.input_tensor(row)
         fine = self.rtol < 20 * slack(op.dtype)
         found, ended = self._iterate(self.view.double if fine else op, start)
         wide = relative_width(found.lower, found.upper) > self.rtol

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from spectralclip._affine import AffineFunction
+from spectralclip._block_norms import torus_norm
+from spectralclip._blocks import WindowBlocks
 from spectralclip._direct import DecomposedMatrices
 from spectralclip._maps import (
     AutogradMap,
@@ -28,7 +30,8 @@ from spectralclip._maps import (
 )
 from spectralclip._metric import TapMetric
 from spectralclip._operator import LinearOperator
-from spectralclip._plan import Plan, weight_of, with_weight
+from spectralclip._peaks import most_work
+from spectralclip._plan import Move, Plan, moving_names, plan, weight_of, with_weight
 from spectralclip._precision import wide
 
 ESTIMATED_BEYOND, ESTIMATING_ROWS = 2048, 64
@@ -119,19 +122,34 @@ class ConvWeight(Steerable):
     is_linear = True
     knows_distance = True
 
-    def __init__(self, function: AffineFunction, plan: Plan) -> None:
-        self._function, self._plan = function, plan
-        self.is_transposed = isinstance(plan.map, TransposedMap)
-        inner = plan.map.inner if isinstance(plan.map, TransposedMap) else plan.map
+    def __init__(
+        self, function: AffineFunction, found: Plan, metric: TapMetric | None = None
+    ) -> None:
+        self._function, self._plan = function, found
+        self.is_transposed = isinstance(found.map, TransposedMap)
+        inner = found.map.inner if isinstance(found.map, TransposedMap) else found.map
         assert isinstance(inner, ConvMap)
         self.conv = inner
-        self.start, self.unit = inner.weight, plan.unit
-        self.metric = TapMetric(inner, None, None)
+        self.start, self.unit = inner.weight, found.unit
+        self.metric = TapMetric(inner, None, None) if metric is None else metric
 
     def operator(self, point: Tensor) -> LinearOperator:
         return LinearOperator(
             self._function, [with_weight(self._plan.map, point)], transposed=False
         )
+
+    def symbol_norm(self, point: Tensor, excess: float, applications: int) -> float | None:
+        """At least the norm at a point, from the symbol: that of a torus around the layer.
+
+        `excess` is what it may be above that, relatively. None for other paddings than zeros and
+        circular, or where so many applications cost less.
+        """
+        conv = self.conv
+        each = conv.weight.numel() * math.prod(conv.target.shape[1:])
+        if most_work(conv, excess) > applications * each:
+            return None
+        moved = ConvMap(point, conv.geometry, conv.source.shape, channels_last=False)
+        return torus_norm(moved, excess)
 
     def gradients(self, point: Tensor, U: Tensor, V: Tensor) -> Tensor:
         return conv_gradients(self.conv, *((V, U) if self.is_transposed else (U, V)))
@@ -254,10 +272,10 @@ def generic_operator(function: AffineFunction, values: dict[str, Tensor]) -> Lin
 class DirectWeight(Movable):
     """A weight whose singular values can be set one by one: dense, 1x1, batch norm."""
 
-    def __init__(self, function: AffineFunction, plan: Plan) -> None:
-        self._function, self._plan = function, plan
-        self._plain = plan.map.inner if isinstance(plan.map, TransposedMap) else plan.map
-        self.start, self.unit = weight_of(plan.map), plan.unit
+    def __init__(self, function: AffineFunction, found: Plan) -> None:
+        self._function, self._plan = function, found
+        self._plain = found.map.inner if isinstance(found.map, TransposedMap) else found.map
+        self.start, self.unit = weight_of(found.map), found.unit
 
     def operator(self, point: Tensor) -> LinearOperator:
         return LinearOperator(
@@ -294,3 +312,38 @@ class DirectWeight(Movable):
 
     def parameters(self, point: Tensor) -> dict[str, Tensor]:
         return self._plan.parameters(point)
+
+
+def movable_weight(
+    op: LinearOperator, move: Move, unit: float, metric: TapMetric | None = None
+) -> Movable:
+    """What moves in a layer, in the form that knows most of it.
+
+    A convolution's distances are measured by `metric` where that is given.
+    """
+    function = op.function
+    names = moving_names(op, function, move)
+    found = plan(function, names, unit)
+    if found is None:
+        return GenericWeights(function, names, unit)
+    inner = found.map.inner if isinstance(found.map, TransposedMap) else found.map
+    if isinstance(inner, ConvMap) and not WindowBlocks.fits(inner):
+        return ConvWeight(function, found, metric)
+    return DirectWeight(function, found)
+
+
+def stored_operator(function: AffineFunction, movable: Movable, point: Tensor) -> LinearOperator:
+    """The layer with its parameters rounded as they will be stored, in the movable's unit."""
+    if stores_in_full(function, movable, point):
+        return movable.operator(point)
+    values = movable.parameters(point)
+    stored = {name: function.parameters[name].dtype for name in values}
+    rounded = {name: value.to(stored[name]).to(function.dtype) for name, value in values.items()}
+    whole = generic_operator(function, rounded)
+    return whole if movable.unit == 1 else whole.scaled(1 / movable.unit)
+
+
+def stores_in_full(function: AffineFunction, movable: Movable, point: Tensor) -> bool:
+    """Whether the parameters of a point are stored in the precision of the computation."""
+    names = movable.parameters(point)
+    return all(function.parameters[name].dtype == function.dtype for name in names)

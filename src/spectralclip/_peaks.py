@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._affine import Shape
-from spectralclip._fourier import symbols
+from spectralclip._fourier import alias_frequencies, symbols
 from spectralclip._maps import ConvMap
 from spectralclip._precision import on_host
 from spectralclip._small_matrices import below, largest_eigenvalue
@@ -35,15 +35,17 @@ CHUNK = 2**20  # numbers in a batch of symbols, or of waves
 
 
 class Peak(NamedTuple):
-    """The largest value found, and one that no frequency exceeds; both up to rounding."""
+    """The largest value found, where it is, and one that no frequency exceeds; up to rounding."""
 
     value: float
     upper: float
+    group: int
+    frequency: Shape  # of the outputs, in steps of the torus
 
 
 @final
 class Torus:
-    """The symbols of a kernel on a torus of any size; padding shifts phases only, and is left out.
+    """The symbols of a kernel on a torus of any size, without the phases that padding shifts.
 
     Attributes:
         groups: How many symbols there are at each frequency.
@@ -56,7 +58,7 @@ class Torus:
 
     def __init__(self, conv: ConvMap, sides: Shape, stride: Shape, dilation: Shape) -> None:
         self._sides, self._stride, self._dilation = sides, stride, dilation
-        self.groups = conv.geometry.groups
+        self.groups, self._before = conv.geometry.groups, conv.geometry.before
         weight, kernel = on_host(conv.weight), conv.weight.shape[2:]
         self._weights = weight.reshape(self.groups, -1, *weight.shape[1:])
         self.counts = tuple(n // s for n, s in zip(sides, stride, strict=True))
@@ -83,6 +85,30 @@ class Torus:
             padding=(0,) * len(self._sides),
         )
 
+    def leading_wave(self, peak: Peak, space: Shape, *, outputs: bool) -> Tensor:
+        """The leading singular vector at a peak, its real part, on an image: `(channels, *space)`.
+
+        On the side of the inputs it is the sum of the waves that the stride folds together.
+        """
+        at = torch.tensor([peak.frequency], device="cpu")
+        left, _, right = torch.linalg.svd(self.symbols_at(peak.group, at)[0], full_matrices=False)
+        if outputs:
+            waves, sides, amplitudes = at, self.counts, left[:, 0][None]
+            first = (0,) * len(space)
+        else:
+            waves = alias_frequencies(at, self._sides, self._stride)[0]
+            sides, amplitudes = self._sides, right[0].conj().reshape(len(waves), -1)
+            first = self._before  # the first window begins in the padding
+        image = torch.zeros(amplitudes.shape[1], *space, dtype=torch.float64, device="cpu")
+        for frequency, amplitude in zip(waves.tolist(), amplitudes, strict=True):
+            wave = amplitude
+            for n, side, step, place in zip(space, sides, frequency, first, strict=True):
+                turns = (torch.arange(place, place + n, device="cpu") * step).remainder(side)
+                phase = turns.double() / side
+                wave = wave[..., None] * torch.polar(torch.ones_like(phase), 2 * math.pi * phase)
+            image += wave.real
+        return image
+
 
 def _degree(taps: int, stride: int, dilation: int) -> int:
     """Of a symbol's squared norm: how many windows apart two that read the same phase can be.
@@ -108,6 +134,14 @@ def enough_points(degrees: Shape, excess: float) -> Shape:
     return tuple(max(g + 1, math.ceil(math.pi * g / (2 * angle))) for g in degrees)
 
 
+def most_work(conv: ConvMap, excess: float) -> float:
+    """Multiplications of a search up to `excess` that can rule nothing out, roughly."""
+    points = enough_points(symbol_degrees(conv), excess)
+    groups, aliases = conv.geometry.groups, math.prod(conv.geometry.stride)
+    rows, columns = conv.weight.shape[0] // groups, conv.weight.shape[1] * aliases
+    return 5.0 * groups * math.prod(points) * rows * columns * min(rows, columns)
+
+
 def symbol_peak(torus: Torus, excess: float = 0.0) -> Peak:
     """The largest norm of the symbols on a torus.
 
@@ -117,15 +151,15 @@ def symbol_peak(torus: Torus, excess: float = 0.0) -> Peak:
     """
     widths = _first_widths(torus)
     cells = _first_cells(torus, widths)
-    best, ceiling = 0.0, math.inf
+    best = Peak(0.0, math.inf, 0, (0,) * len(widths))
     while True:
         reach = _reach(torus, widths)
-        best, cells = _looked_at(torus, cells, widths, best, ceiling, reach)
+        best, cells = _looked_at(torus, cells, widths, best, reach)
         if max(widths) == 1 or not len(cells):
-            return Peak(best, best)
-        ceiling = min(ceiling, best / math.cos(reach))
-        if ceiling <= (1 + excess) * best:
-            return Peak(best, ceiling)
+            return best._replace(upper=best.value)
+        best = best._replace(upper=min(best.upper, best.value / math.cos(reach)))
+        if best.upper <= (1 + excess) * best.value:
+            return best
         cells, widths = _halved(cells, widths)
 
 
@@ -161,8 +195,8 @@ def _first_cells(torus: Torus, widths: Shape) -> Tensor:
 
 
 def _looked_at(
-    torus: Torus, cells: Tensor, widths: Shape, best: float, ceiling: float, reach: float
-) -> tuple[float, Tensor]:
+    torus: Torus, cells: Tensor, widths: Shape, best: Peak, reach: float
+) -> tuple[Peak, Tensor]:
     """The largest value so far, and those cells that may hold a larger one."""
     middle = torch.tensor([width // 2 for width in widths], device="cpu")
     rows, columns = torus.block_shape
@@ -170,24 +204,29 @@ def _looked_at(
     kept = [cells[:0]]
     for group in cells[:, 0].unique().tolist():
         for part in cells[cells[:, 0] == group].split(chunk):
-            matrices = torus.symbols_at(group, part[:, 1:] + middle)
+            frequencies = part[:, 1:] + middle
+            matrices = torus.symbols_at(group, frequencies)
             scale = float(matrices.abs().max()) or 1.0  # keeps squares in range
             matrices = matrices / scale
             gram = matrices @ matrices.mH if rows <= columns else matrices.mH @ matrices
-            best = scale * math.sqrt(largest_eigenvalue(gram, (best / scale) ** 2))
+            known = (best.value / scale) ** 2
+            square = largest_eigenvalue(gram, known)
+            if square > known:
+                at = int(below(gram, (1 - 1e-9) * square).logical_not().nonzero()[0])
+                place = tuple(frequencies[at].tolist())
+                best = Peak(scale * math.sqrt(square), best.upper, group, place)
             if max(widths) > 1:
-                limit = _limit(best, ceiling, reach) / scale
-                kept.append(part[~below(gram, limit**2)])
+                kept.append(part[~below(gram, (_limit(best, reach) / scale) ** 2)])
     return best, torch.cat(kept)
 
 
-def _limit(best: float, ceiling: float, reach: float) -> float:
-    """The value in the middle of a cell up to which there is none above `best` in all of it."""
-    if ceiling == math.inf or best == 0:
+def _limit(best: Peak, reach: float) -> float:
+    """The value in the middle of a cell up to which there is none above the best in all of it."""
+    if best.upper == math.inf or best.value == 0:
         return 0.0
-    angle = reach + math.acos(min(1.0, best / ceiling))
+    angle = reach + math.acos(min(1.0, best.value / best.upper))
     # Less by more than the rounding of the angle.
-    return (1 - 1e-8) * ceiling * max(0.0, math.cos(angle))
+    return (1 - 1e-8) * best.upper * max(0.0, math.cos(angle))
 
 
 def _halved(cells: Tensor, widths: Shape) -> tuple[Tensor, Shape]:

@@ -16,6 +16,7 @@ import torch
 
 from spectralclip._affine import Layer, Shape
 from spectralclip._block_norms import convolution
+from spectralclip._blocks import CircularBlocks
 from spectralclip._maps import ConvMap
 from spectralclip._operator import LinearOperator, as_operator
 from spectralclip._peaks import enough_points, symbol_degrees
@@ -51,16 +52,29 @@ class View:
         return ConvMap(weight, conv.geometry, conv.source.shape, channels_last=False)
 
     def cropped(self, excess: float) -> View | None:
-        """The layer on a part of its image, of nearly the same norm; None unless it is much less.
+        """The layer on a much smaller image, with nearly the same norm; None where there is none.
 
         With zero padding the norm grows with the image toward the supremum of the symbol's over
         all frequencies. On n pixels it falls short of that about as much as n equispaced
-        frequencies do, which `excess` limits.
+        frequencies do, which `excess` limits. On a torus whose sides divide those of the layer's
+        there are fewer of the same frequencies. So neither has a larger norm than the layer.
         """
         conv = self.convolution
-        if conv is None or conv.geometry.mode != "zeros":
+        if conv is None or not (conv.geometry.mode == "zeros" or CircularBlocks.fits(conv)):
             return None
         return self._at(smaller_shape(self.op, conv, enough_points(symbol_degrees(conv), excess)))
+
+    def is_large(self, excess: float) -> bool:
+        """Whether a convolution has so many windows that its norm is the supremum's up to this."""
+        conv = self.convolution
+        if conv is None:
+            return False
+        return all(
+            windows >= points
+            for windows, points in zip(
+                conv.target.shape[1:], enough_points(symbol_degrees(conv), excess), strict=True
+            )
+        )
 
     def _at(self, in_shape: Shape | None) -> View | None:
         if in_shape is None or isinstance(self._layer, LinearOperator):
@@ -92,5 +106,14 @@ def smaller_shape(op: LinearOperator, conv: ConvMap, windows: Shape) -> Shape | 
     else:
         return None
     space = op.in_shape[1:]
+    if geometry.mode == "circular":
+        sides = [
+            _divisor(n, s, side) for n, s, side in zip(space, geometry.stride, sides, strict=True)
+        ]
     sides = list(map(min, sides, space))
     return (op.in_shape[0], *sides) if 4 * math.prod(sides) <= math.prod(space) else None
+
+
+def _divisor(n: int, multiple: int, least: int) -> int:
+    """The smallest divisor of n that is a multiple of another and at least so large; n if none."""
+    return next((d for d in range(least, n) if n % d == 0 and d % multiple == 0), n)
