@@ -26,7 +26,17 @@ from spectralclip import _block_norms, _clip
 from spectralclip._block_norms import convolution
 from spectralclip._peaks import Torus, enough_points, symbol_degrees, symbol_peak
 from spectralclip._small_matrices import norm_is_below
+from spectralclip._subspace import lengths, row_products
 from spectralclip._views import View
+
+
+def renewed(layer: Any) -> Any:
+    """A copy with the weights that this test's seed gives."""
+    layer = copy.deepcopy(layer)
+    for part in layer.modules():
+        if hasattr(part, "reset_parameters"):
+            part.reset_parameters()
+    return layer
 
 
 class Recorder(TorchDispatchMode):
@@ -117,7 +127,7 @@ SEARCHED: list[tuple[nn.Module, tuple[int, ...]]] = [
 def test_the_search_finds_the_largest_of_all_frequencies(
     conv: Any, sides: tuple[int, ...], smooth: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conv = copy.deepcopy(conv)
+    conv = renewed(conv)
     if smooth:  # all taps positive: one broad peak, at the corner of the first cell
         conv.weight.data.abs_()
     norms = fft_norms(conv, sides)
@@ -203,12 +213,13 @@ LARGE_IMAGES = [
     (nn.Conv2d(2, 3, 5, stride=2, padding=2), (2, 190, 180)),
     (nn.Conv1d(1, 2, 9, padding=4), (1, 900)),
     (nn.ConvTranspose2d(3, 2, 4, stride=2, padding=1), (3, 44, 50)),
-    (nn.Conv2d(3, 3, 3, padding=2, dilation=2, groups=3), (3, 180, 190)),
+    (nn.Conv2d(2, 2, 3, padding=2, dilation=2, groups=2), (2, 180, 190)),
 ]
 
 
 @pytest.mark.parametrize(("layer", "in_shape"), LARGE_IMAGES, ids=lambda value: str(value)[:50])
 def test_bounds_from_smaller_images_hold(layer: nn.Module, in_shape: tuple[int, ...]) -> None:
+    layer = renewed(layer)
     small = View(layer, in_shape).cropped(0.05 / 8)
     assert small is not None
     interval = sc.norm_bounds(layer, in_shape, rtol=0.05)
@@ -220,6 +231,7 @@ def test_bounds_from_smaller_images_hold(layer: nn.Module, in_shape: tuple[int, 
 @pytest.mark.parametrize(("layer", "in_shape"), LARGE_IMAGES, ids=lambda value: str(value)[:50])
 def test_bounds_are_found_on_smaller_images(layer: nn.Module, in_shape: tuple[int, ...]) -> None:
     in_shape = (in_shape[0], *(4 * n for n in in_shape[1:]))
+    layer = renewed(layer)
     with Recorder() as recorder:
         interval = sc.norm_bounds(layer, in_shape)
     assert interval.kind == "embedding" and interval.width <= 0.01
@@ -305,7 +317,7 @@ def matrices_are_dear(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def normalized_linear() -> nn.Module:
     norm = nn.BatchNorm1d(40)
-    norm.running_var = torch.rand(40) + 0.5
+    norm.running_var = torch.linspace(0.5, 1.5, 40)
     return nn.Sequential(nn.Linear(70, 40), norm).eval()
 
 
@@ -331,6 +343,9 @@ def normalized_linear() -> nn.Module:
 def test_blocks_by_iteration(
     layer: nn.Module, in_shape: tuple[int, ...], deterministic: bool
 ) -> None:
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.normal_()
     interval = sc.norm_bounds(layer, in_shape, deterministic=deterministic)
     dense = sc.as_operator(copy.deepcopy(layer).double(), in_shape).to_dense().numpy()
     truth = float(np.linalg.norm(dense, 2))
@@ -379,6 +394,18 @@ def test_a_factor_proves_only_what_is_so() -> None:
     assert norm_is_below(1e30 * matrix, 1.001e30 * norm)
 
 
+# --- Long rows -----------------------------------------------------------------------------
+
+
+def test_sums_over_long_rows_are_accurate() -> None:
+    """Torch's norm of sixteen million numbers in float32 is 6e-4 too small: Ritz values rise."""
+    rows = torch.randn(2, 2**22)
+    wide = rows.double()
+    torch.testing.assert_close(lengths(rows).double(), wide.norm(dim=1), rtol=1e-6, atol=0)
+    exact = wide @ wide.T
+    assert float((row_products(rows, rows) - exact).abs().max()) <= 5e-6 * float(exact.max())
+
+
 # --- svds ----------------------------------------------------------------------------------
 
 
@@ -387,7 +414,7 @@ def test_a_factor_proves_only_what_is_so() -> None:
     [
         (nn.Conv2d(1, 1, 3, padding=1), (1, 300, 300)),
         (nn.Conv2d(16, 16, 3, padding=1, groups=16), (16, 120, 120)),
-        (nn.Conv2d(3, 16, 7, stride=2, padding=3), (3, 200, 200)),
+        (nn.Conv2d(3, 16, 7, stride=2, padding=3), (3, 320, 320)),
         (nn.ConvTranspose2d(8, 2, 4, stride=2, padding=1), (8, 120, 120)),
         (nn.Conv1d(1, 1, 9, padding=4), (1, 100_000)),
     ],
@@ -396,6 +423,7 @@ def test_a_factor_proves_only_what_is_so() -> None:
 def test_the_norm_on_a_large_image_takes_few_applications(
     layer: nn.Module, in_shape: tuple[int, ...]
 ) -> None:
+    layer = renewed(layer)
     found = sc.svds(layer, in_shape, 1)
     assert found.converged and found.applications <= 30
     upper = sc.norm_bounds(layer, in_shape, rtol=1e-3).upper
@@ -416,7 +444,7 @@ CLIPPED = [
 def test_clipping_on_large_images(
     layer: Any, in_shape: tuple[int, ...], share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer = copy.deepcopy(layer)
+    layer = renewed(layer)
     before = copy.deepcopy(layer)
     grid = tuple(n + layer.kernel_size[0] for n in in_shape[1:])
     bound = share * fft_norms(layer, grid).max()
@@ -427,7 +455,7 @@ def test_clipping_on_large_images(
     assert norm * (1 - 1e-4) <= result.norm_after <= bound * (1 + 1e-3)
     assert result.converged
     # It is read in on the whole image, and worked on where there is a fourth of that, or less.
-    assert recorder.convolved <= (16 + result.applications / 3) * math.prod(in_shape)
+    assert recorder.convolved <= (16 + result.applications / 2.5) * math.prod(in_shape)
     # The same on the whole image: the distance is about as small.
     monkeypatch.setattr(_clip.View, "cropped", lambda self, excess: None)
     whole = sc.clip_(before, bound, in_shape)
@@ -437,11 +465,12 @@ def test_clipping_on_large_images(
 
 
 def test_a_large_convolution_within_the_bound_stays_as_it_is() -> None:
-    for layer, in_shape in CLIPPED:
+    for kind, in_shape in CLIPPED:
+        layer = renewed(kind)
         norm = fft_norms(layer, tuple(n + 9 for n in in_shape[1:])).max()
-        layer, weight = copy.deepcopy(layer), layer.weight.detach().clone()  # type: ignore[operator]
+        weight = layer.weight.detach().clone()
         result = sc.clip_(layer, norm * (1 + 1e-6), in_shape)
-        assert torch.equal(layer.weight, weight) and result.distance == 0  # type: ignore[arg-type]
+        assert torch.equal(layer.weight, weight) and result.distance == 0
 
 
 def test_a_large_convolution_with_a_batch_norm_and_in_half_precision() -> None:

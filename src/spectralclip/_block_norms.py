@@ -101,9 +101,11 @@ def affordable(blocks: ListedBlocks | Torus) -> bool:
 # --- Tori ----------------------------------------------------------------------------------
 
 
-def peak_with_margin(conv: ConvMap, torus: Torus, excess: float) -> tuple[float, float]:
-    """A lower and an upper bound on the largest value on a torus."""
-    found = symbol_peak(torus, excess)
+def peak_with_margin(
+    conv: ConvMap, torus: Torus, excess: float, *, everywhere: bool = False
+) -> tuple[float, float]:
+    """A lower and an upper bound on the largest value on a torus, as `symbol_peak` finds them."""
+    found = symbol_peak(torus, excess, everywhere=everywhere)
     margin = rounding(conv.weight.dtype, torus.block_shape, math.prod(conv.weight.shape[2:]))
     return found.value * (1 - margin), found.upper * (1 + margin)
 

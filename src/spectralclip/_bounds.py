@@ -357,12 +357,12 @@ def _probe_shape(layer: Layer | LinearOperator) -> Shape:
 def _supremum(conv: ConvMap, stride: Shape, rtol: float) -> tuple[float, float]:
     """Bounds on the largest singular value of a convolution's symbol over all frequencies.
 
-    On a torus of so many frequencies that the search may end before it reaches single ones. A
-    dilation d stretches frequencies and nothing else; what it shares with the stride cancels.
+    The torus is so fine that a search of cells two frequencies wide suffices. A dilation d
+    stretches frequencies and nothing else; what it shares with the stride cancels.
     """
     steps = tuple(s // math.gcd(s, d) for s, d in zip(stride, conv.geometry.dilation, strict=True))
     ones, excess = (1,) * len(steps), 0.99 * rtol
-    probe = Torus(conv, steps, steps, ones)
-    points = enough_points(probe.degrees, excess)
+    points = enough_points(Torus(conv, steps, steps, ones).degrees, excess)
     sides = tuple(s * 2 ** (1 + n.bit_length()) for s, n in zip(steps, points, strict=True))
-    return peak_with_margin(conv, Torus(conv, sides, steps, ones), excess)
+    torus = Torus(conv, sides, steps, ones)
+    return peak_with_margin(conv, torus, excess, everywhere=True)

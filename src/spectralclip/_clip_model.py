@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal, TypeAlias
@@ -16,6 +16,7 @@ from spectralclip._clip import ClipResult, clip_
 from spectralclip._layers import Compose, ExampleInputs, FoundLayer, Pairs, find_layers
 from spectralclip._numbers import positive_number
 from spectralclip._plan import Move
+from spectralclip._progress import shown
 from spectralclip._svds import spectral_norm
 
 Targets: TypeAlias = float | Mapping[str, float] | Callable[[str, FoundLayer], float | None]
@@ -131,8 +132,14 @@ def clip_found_layers_(
         results[name] = _together(results.get(name), result)
         return result.distance > 0
 
+    seen = progress and sys.stderr.isatty()
     with _restored_on_failure(layers.values()):
-        moved = [use for use in _shown(uses, progress) if clip(*use)]
+        with shown(seen, "clip", len(uses)) as steps:
+            moved = []
+            for name, in_shape in uses:
+                steps.begin(name)
+                moved += [(name, in_shape)] if clip(name, in_shape) else []
+                steps.done(name)
         entangled = [use for use in uses if _is_entangled(layers[use[0]])]
         for _ in range(PASSES - 1):
             if not any(use in entangled for use in moved):
@@ -204,15 +211,3 @@ def _restored_on_failure(layers: Iterable[FoundLayer]) -> Iterator[None]:
             for parameter, value in saved:
                 parameter.copy_(value)
         raise
-
-
-def _shown(uses: Sequence[tuple[str, Shape]], progress: bool) -> Iterable[tuple[str, Shape]]:
-    """The uses, behind a progress bar where there is someone to see it."""
-    if not progress or not sys.stderr.isatty():
-        return uses
-    try:
-        from rich.console import Console
-        from rich.progress import track
-    except ImportError:
-        return uses
-    return track(uses, "clipping", console=Console(stderr=True), transient=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 from spectralclip._operator import LinearOperator
 from spectralclip._precision import sent
 from spectralclip._starts import filtered_row, random_rows
-from spectralclip._subspace import descending_eigh, small
+from spectralclip._subspace import descending_eigh, lengths, small
 from spectralclip._views import View
 
 STEPS = 300  # of the Lanczos recurrence, at most
@@ -157,10 +157,10 @@ class Search:
         basis = torch.empty(limit, n, dtype=op.dtype, device=op.device)
         row, ended = side.input_rows(sent(start, op.device, op.dtype)), False
         for step in range(limit):
-            beta = float(row.norm())
+            beta = float(lengths(row))
             basis[step] = row[0] / beta
             alpha, row = continued(side.gram_rows(basis[step][None]), basis[: step + 1], beta)
-            ended = recurrence.add(alpha, float(row.norm()))
+            ended = recurrence.add(alpha, float(lengths(row)))
             if ended or (step >= 7 and step % 3 == 1 and self._enough(recurrence, factor, op)):
                 break
         coordinates = recurrence.largest()[1].to(op.device, op.dtype)

@@ -142,41 +142,46 @@ def most_work(conv: ConvMap, excess: float) -> float:
     return 5.0 * groups * math.prod(points) * rows * columns * min(rows, columns)
 
 
-def symbol_peak(torus: Torus, excess: float = 0.0) -> Peak:
+def symbol_peak(torus: Torus, excess: float = 0.0, *, everywhere: bool = False) -> Peak:
     """The largest norm of the symbols on a torus.
 
     Args:
         torus: What gives the symbols.
         excess: End as soon as the upper end is that much above the value found, relatively.
+        everywhere: The upper end holds for the frequencies between those of the torus too. Then
+            it comes as near as the torus is fine.
     """
-    widths = _first_widths(torus)
+    least = tuple(2 if everywhere and g else 1 for g in torus.degrees)
+    widths = _first_widths(torus, least)
     cells = _first_cells(torus, widths)
     best = Peak(0.0, math.inf, 0, (0,) * len(widths))
     while True:
-        reach = _reach(torus, widths)
-        best, cells = _looked_at(torus, cells, widths, best, reach)
+        reaches = _reaches(torus, widths)
+        best, cells = _looked_at(torus, cells, widths, best, sum(reaches))
         if max(widths) == 1 or not len(cells):
             return best._replace(upper=best.value)
-        best = best._replace(upper=min(best.upper, best.value / math.cos(reach)))
-        if best.upper <= (1 + excess) * best.value:
+        # In the middle of all cells of this level, also of those left out, there is no larger one.
+        ceiling = best.value / math.prod(map(math.cos, reaches))
+        best = best._replace(upper=min(best.upper, ceiling))
+        if best.upper <= (1 + excess) * best.value or widths == least:
             return best
-        cells, widths = _halved(cells, widths)
+        cells, widths = _halved(cells, widths, least)
 
 
-def _reach(torus: Torus, widths: Shape) -> float:
-    """How far the angle may change between the middle of a cell and its ends."""
+def _reaches(torus: Torus, widths: Shape) -> list[float]:
+    """How far the angle may change between the middle of a cell and its ends, on each axis."""
     axes = zip(torus.degrees, torus.counts, widths, strict=True)
-    return sum(math.pi * g * (width // 2) / n for g, n, width in axes)
+    return [math.pi * g * (width // 2) / n for g, n, width in axes]
 
 
-def _first_widths(torus: Torus) -> Shape:
-    """Powers of two, with the same angle for each axis; one where that leaves little to exclude."""
+def _first_widths(torus: Torus, least: Shape) -> Shape:
+    """Powers of two, with the same angle for each axis; the least if little could be left out."""
     axes = max(1, sum(g > 0 for g in torus.degrees))
     widths = []
-    for g, n in zip(torus.degrees, torus.counts, strict=True):
+    for g, n, smallest in zip(torus.degrees, torus.counts, least, strict=True):
         most = 2 * FIRST_REACH / axes * n / (math.pi * g) if g else 1.0
-        widths.append(2 ** max(0, math.floor(math.log2(most))))
-    return tuple(widths) if max(widths) > 2 else (1,) * len(widths)
+        widths.append(max(smallest, 2 ** max(0, math.floor(math.log2(most)))))
+    return tuple(widths) if max(widths) > 2 else least
 
 
 def _first_cells(torus: Torus, widths: Shape) -> Tensor:
@@ -226,12 +231,12 @@ def _limit(best: Peak, reach: float) -> float:
         return 0.0
     angle = reach + math.acos(min(1.0, best.value / best.upper))
     # Less by more than the rounding of the angle.
-    return (1 - 1e-8) * best.upper * max(0.0, math.cos(angle))
+    return (1 - 1e-8) * best.upper * math.cos(angle) if angle < math.pi / 2 else 0.0
 
 
-def _halved(cells: Tensor, widths: Shape) -> tuple[Tensor, Shape]:
-    """The halves of all cells, on each axis on which they are wider than one frequency."""
-    halves = tuple(max(1, width // 2) for width in widths)
+def _halved(cells: Tensor, widths: Shape, least: Shape) -> tuple[Tensor, Shape]:
+    """The halves of all cells, on each axis on which they are wider than need be."""
+    halves = tuple(max(width // 2, smallest) for width, smallest in zip(widths, least, strict=True))
     for axis, (width, half) in enumerate(zip(widths, halves, strict=True), 1):
         if half < width:
             later = cells.clone()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spectralclip._operator import LinearOperator
 from spectralclip._starts import random_rows
-from spectralclip._subspace import descending_eigh, orthonormal_rows, small
+from spectralclip._subspace import descending_eigh, lengths, orthonormal_rows, row_products
 
 
 @final
@@ -41,19 +41,19 @@ def fresh_ritz(op: LinearOperator, steps: int, k: int, generator: torch.Generato
     basis = torch.empty(steps, n, dtype=op.dtype, device=op.device)
     projection = torch.zeros(steps, steps, dtype=torch.float64, device="cpu")
     row = random_rows(op, 1, generator)
-    row, size, applications = row / row.norm(), 0, 0
+    row, size, applications = row / lengths(row), 0, 0
     while size < steps:
         basis[size] = row[0]
         size += 1
         image = op.gram_rows(row)
         applications += 2
-        coefficients = image @ basis[:size].T
-        scale = float(image.norm())
-        image.addmm_(coefficients, basis[:size], alpha=-1)
+        coefficients = row_products(image, basis[:size])
+        scale = float(lengths(image))
+        image.addmm_(coefficients.to(image), basis[:size], alpha=-1)
         image.addmm_(image @ basis[:size].T, basis[:size], alpha=-1)
-        projection[size - 1, :size] = small(coefficients)[0]
-        projection[:size, size - 1] = small(coefficients)[0]
-        norm = float(image.norm())
+        projection[size - 1, :size] = coefficients[0]
+        projection[:size, size - 1] = coefficients[0]
+        norm = float(lengths(image))
         if norm <= 100 * torch.finfo(op.dtype).eps * scale:
             break  # an invariant subspace: with a random start, all that there is
         row = image / norm
@@ -81,9 +81,9 @@ def warmed_ritz(op: LinearOperator, ritz: Ritz, generator: torch.Generator) -> R
 
 def _rayleigh_ritz(op: LinearOperator, basis: Tensor, applications: int) -> Ritz:
     images = op.forward_rows(basis)
-    squares, mix = descending_eigh(small(images @ images.T))
+    squares, mix = descending_eigh(row_products(images, images))
     values = squares.clamp_min(0).sqrt()
     mix = mix.T.to(op.device, op.dtype)
     left = mix @ images
-    left = left / left.norm(dim=1, keepdim=True).clamp_min(torch.finfo(op.dtype).tiny)
+    left = left / lengths(left)[:, None].clamp_min(torch.finfo(op.dtype).tiny)
     return Ritz(values, left, mix @ basis, applications + basis.shape[0])

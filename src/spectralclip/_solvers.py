@@ -26,6 +26,7 @@ from spectralclip._subspace import (
     Accuracy,
     Subspace,
     descending_eigh,
+    lengths,
     orthonormal_rows,
     rows_lq,
     tall_qr,
@@ -135,7 +136,7 @@ class Lanczos(Solver):
         start = filtered_row(op, generator)
         caution = 0.39 if has_waves(op) else 0.25
         accuracy = Accuracy(tol, torch.finfo(op.dtype).eps, caution=caution)
-        current, previous = start / start.norm(), torch.zeros_like(start)
+        current, previous = start / lengths(start), torch.zeros_like(start)
         basis: list[Tensor] = []
         alphas: list[float] = []
         betas: list[float] = [0.0]
@@ -145,7 +146,7 @@ class Lanczos(Solver):
             image = op.gram_rows(current)
             alphas.append(float(torch.sum(image * current)))
             image = image.sub_(current, alpha=alphas[-1]).sub_(previous, alpha=betas[-1])
-            betas.append(float(image.norm()))
+            betas.append(float(lengths(image)))
             steps = len(basis)
             exhausted = betas[-1] <= 10 * accuracy.eps * max(alphas)
             if exhausted or steps >= min(check_at, limit):
@@ -159,7 +160,7 @@ class Lanczos(Solver):
                     vector = _combination(basis, vectors[:, 0])
                     # `A Q = Q T + image e^T` gives the vector's image at no further cost.
                     gram = vector * theta[0].item() + image * vectors[-1, 0].item()
-                    norm = vector.norm()
+                    norm = lengths(vector)
                     beside, gram = float(second) ** 0.5, gram / norm
                     return finish(op, vector / norm, accuracy, 2 * steps, beside=beside, gram=gram)
                 if steps >= limit:

@@ -26,11 +26,29 @@ def wide(rows: Tensor) -> Tensor:
     return rows.detach().to("cpu" if rows.device.type == "mps" else rows.device, torch.float64)
 
 
+def lengths(rows: Tensor) -> Tensor:
+    """The norm of each row.
+
+    Torch's own, in float32 on a CPU, adds up squares one after the other: it is 1e-5 too small for
+    a million entries, and 6e-4 for sixteen million. A sum is taken pairwise.
+    """
+    return rows.square().sum(dim=1).sqrt()
+
+
+def row_products(rows: Tensor, others: Tensor) -> Tensor:
+    """`rows @ others.T` as a small matrix; long rows in parts, as products sum like norms."""
+    parts = zip(rows.split(LONG, 1), others.split(LONG, 1), strict=True)
+    total: Tensor = torch.stack([small(one @ other.T) for one, other in parts]).sum(0)
+    return total
+
+
 def tall_qr(columns: Tensor) -> tuple[Tensor, Tensor]:
     """The reduced QR factors, on the CPU where the device has no QR."""
     Q, R = torch.linalg.qr(decomposable(columns))
     return Q.to(columns.device), R.to(columns.device)
 
+
+LONG = 2**18  # entries of a row that are summed in the operator's own precision
 
 # Residuals of this many eps times the largest value are rounding: layers of up to 4608 products a
 # sum were seen to have eight.
@@ -50,7 +68,7 @@ def rows_lq(rows: Tensor, lost: float = _LOST) -> tuple[Tensor, Tensor]:
     reflections but loses eps times the squared condition of the rows; by these where that is more
     than `lost`.
     """
-    L, failed = torch.linalg.cholesky_ex(small(rows @ rows.T))
+    L, failed = torch.linalg.cholesky_ex(row_products(rows, rows))
     if not failed:
         inverse = torch.linalg.solve_triangular(L, torch.eye(len(L), dtype=L.dtype), upper=False)
         condition = float(L.norm() * inverse.norm()) / len(L)
@@ -157,7 +175,7 @@ class Subspace:
         self._vectors[old : self.size] = rows
         self._images[old : self.size] = self._op.gram_rows(rows)
         self.applications += 2 * rows.shape[0]
-        block = small(self._images[old : self.size] @ self.vectors.T)
+        block = row_products(self._images[old : self.size], self.vectors)
         self._projection[old : self.size, : self.size] = block
         self._projection[: self.size, old : self.size] = block.T
         square = self._projection[old : self.size, old : self.size]
@@ -187,7 +205,7 @@ class Subspace:
         """Those of some Ritz vectors that are not accurate yet: their residuals, and which."""
         indices = [index for index in indices if index < self.size]
         rows = self.residuals(indices)
-        norms, theta = small(rows.norm(dim=1)), self._theta[indices]
+        norms, theta = small(lengths(rows)), self._theta[indices]
         floor = ROUNDING * accuracy.eps * self._theta[0]
         if width < self.size:
             # A block of this width separates its vectors from the value that follows it.
@@ -216,14 +234,14 @@ def orthonormal_rows(rows: Tensor, against: Tensor) -> Tensor:
     """
     eps = torch.finfo(rows.dtype).eps
     for attempt in range(2):
-        norms = rows.norm(dim=1)
+        norms = lengths(rows)
         if bool((norms == 0).any()):
             rows, norms = rows[norms > 0], norms[norms > 0]
         rows = rows / norms[:, None]
         if against.shape[0]:
             rows.addmm_(rows @ against.T, against, alpha=-1)
         # Rows were of length one: what is left of a direction inside the span is rounding.
-        values, vectors = torch.linalg.eigh(small(rows @ rows.T))
+        values, vectors = torch.linalg.eigh(row_products(rows, rows))
         kept = values > (100 * eps if attempt == 0 else 0.25)
         whiten = (vectors[:, kept] / values[kept].sqrt()).T
         rows = whiten.to(rows.device, rows.dtype) @ rows

@@ -26,6 +26,14 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
+ITSELF = "the model itself"  # which has no name among its modules
+
+
+def shown_name(name: str) -> str:
+    """The name of a module or chain; words for the model, whose name is empty."""
+    return printable(name) or ITSELF
+
+
 def shown_reason(why: str) -> str:
     """A message, which may have had several lines or pages, on one line."""
     text = printable(" ".join(why.split()))

@@ -17,7 +17,6 @@ from spectralclip._audit._examine import Request
 from spectralclip._audit._geometry import type_name
 from spectralclip._audit._layer import LayerAudit
 from spectralclip._audit._left_out import NETWORK, NOT_CERTIFIED, with_verdicts
-from spectralclip._audit._progress import Progress, shown
 from spectralclip._audit._record import Audit, Comparison
 from spectralclip._audit._rows import Book, Row, find_rows, jobs_for
 from spectralclip._audit._work import Workers, check_workers, examined, from_first_rank
@@ -26,6 +25,7 @@ from spectralclip._graph import tensors_in
 from spectralclip._layers import ExampleInputs, skipped_layers, with_kwargs
 from spectralclip._lipschitz._bounds import lipschitz_bounds
 from spectralclip._lipschitz._result import NetworkBound
+from spectralclip._progress import Progress, shown
 
 __all__ = ["Audit", "Comparison", "LayerAudit", "audit"]
 
@@ -102,15 +102,17 @@ def audit(
     skipped = with_verdicts(bare, skipped_layers(model, example_inputs))
     jobs = jobs_for(rows)
     quiet = ranks and dist.get_rank() > 0
-    with shown(False if quiet else progress, "audit", len(jobs) + lipschitz) as done:
+    with shown(False if quiet else progress, "audit", len(jobs) + lipschitz) as steps:
         with left_as_it_was(bare):
-            findings = examined(list(jobs.values()), request, workers, done)
+            findings = examined(list(jobs.values()), request, workers, steps)
         book = Book(dict(zip(jobs, findings, strict=True)), request)
 
         def finish() -> Audit:
-            bound = _network(model, example_inputs, book, request) if lipschitz else None
+            bound = None
             if lipschitz:
-                done(NETWORK)
+                steps.begin(NETWORK)
+                bound = _network(model, example_inputs, book, request)
+                steps.done(NETWORK)
             seconds = time.perf_counter() - started
             return _assembled(bare, example_inputs, rows, skipped, book, bound, request, seconds)
 

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
+from spectralclip._text import ITSELF as ITSELF
 from spectralclip._text import printable as printable
+from spectralclip._text import shown_name as shown_name
 from spectralclip._text import shown_reason as shown_reason
-
-ITSELF = "the model itself"  # which has no name among its modules
-
-
-def shown_name(name: str) -> str:
-    """The name of a module or chain; words for the model, whose name is empty."""
-    return printable(name) or ITSELF

@@ -17,9 +17,9 @@ from torch import nn
 from spectralclip._affine import Shape
 from spectralclip._audit._examine import Findings, Request, examine
 from spectralclip._fsdp import gathered, sharded_modules
+from spectralclip._progress import Steps
 
 Workers: TypeAlias = int | Literal["ranks"]
-Done: TypeAlias = Callable[[str], None]
 
 
 class Job(NamedTuple):
@@ -41,17 +41,21 @@ class Job(NamedTuple):
         return weights * sum(prod(shape[1:]) for shape in self.shapes)
 
 
-def examined(jobs: Sequence[Job], request: Request, workers: Workers, done: Done) -> list[Findings]:
+def examined(
+    jobs: Sequence[Job], request: Request, workers: Workers, steps: Steps
+) -> list[Findings]:
     """What was found for each job, whoever did it."""
     if workers == "ranks":
-        return _over_ranks(jobs, request, done)
+        return _over_ranks(jobs, request, steps)
     if workers == 1 or len(jobs) < 2:
-        return [_told(job, job.run(request), done) for job in jobs]
-    return _over_processes(jobs, request, min(workers, len(jobs)), done)
+        return [_told(job, request, steps) for job in jobs]
+    return _over_processes(jobs, request, min(workers, len(jobs)), steps)
 
 
-def _told(job: Job, findings: Findings, done: Done) -> Findings:
-    done(job.name)
+def _told(job: Job, request: Request, steps: Steps) -> Findings:
+    steps.begin(job.name)
+    findings = job.run(request)
+    steps.done(job.name)
     return findings
 
 
@@ -81,7 +85,7 @@ def check_workers(workers: Any, model: nn.Module) -> None:
 
 
 def _over_processes(
-    jobs: Sequence[Job], request: Request, workers: int, done: Done
+    jobs: Sequence[Job], request: Request, workers: int, steps: Steps
 ) -> list[Findings]:
     """The costliest first, so that no process is left with a long one at the end."""
     order = sorted(range(len(jobs)), key=lambda index: -jobs[index].cost())
@@ -92,10 +96,11 @@ def _over_processes(
         try:
             for index in order:
                 while len(running) > workers:  # few at once: each holds a copy of its weights
-                    found.update(_finished(running, jobs, request, done))
+                    found.update(_finished(running, jobs, request, steps))
+                steps.begin(jobs[index].name)
                 running[pool.submit(_job_of, _packed(jobs[index], request))] = index
             while running:
-                found.update(_finished(running, jobs, request, done))
+                found.update(_finished(running, jobs, request, steps))
         except BrokenProcessPool as error:
             raise RuntimeError(
                 f"A process of audit(workers={workers}) died. If the script that calls it has no "
@@ -112,13 +117,14 @@ def _finished(
     running: dict[Future[Findings | None], int],
     jobs: Sequence[Job],
     request: Request,
-    done: Done,
+    steps: Steps,
 ) -> Iterator[tuple[int, Findings]]:
     """What has come in; what could not be sent is done here."""
     for future in wait(running, return_when=FIRST_COMPLETED).done:
         index = running.pop(future)
         findings = future.result() or jobs[index].run(request)
-        yield index, _told(jobs[index], findings, done)
+        steps.done(jobs[index].name)
+        yield index, findings
 
 
 def _packed(job: Job, request: Request) -> bytes:
@@ -145,11 +151,11 @@ def _one_thread() -> None:
 # --- Ranks -----------------------------------------------------------------------------------
 
 
-def _over_ranks(jobs: Sequence[Job], request: Request, done: Done) -> list[Findings]:
+def _over_ranks(jobs: Sequence[Job], request: Request, steps: Steps) -> list[Findings]:
     """Each rank does its share, and all get everything."""
     size, rank = dist.get_world_size(), dist.get_rank()
     order = sorted(range(len(jobs)), key=lambda index: -jobs[index].cost())
-    own = {index: _told(jobs[index], jobs[index].run(request), done) for index in order[rank::size]}
+    own = {index: _told(jobs[index], request, steps) for index in order[rank::size]}
     shares: list[Any] = [None] * size
     dist.all_gather_object(shares, own)
     found: dict[int, Findings] = {index: one for share in shares for index, one in share.items()}
