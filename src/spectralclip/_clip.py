@@ -251,9 +251,9 @@ class _Clipping:
     def _symbol_norm(self, point: Tensor) -> float | None:
         """The norm of a convolution on a large image, from above, by its symbol; else None."""
         whole = self._whole
-        if whole is self.movable or not isinstance(whole, ConvWeight):
+        if not isinstance(whole, ConvWeight) or not self._view.is_large(self._tol):
             return None
-        if not stores_in_full(self.function, whole, point):
+        if whole is self.movable or not stores_in_full(self.function, whole, point):
             return None
         norm = whole.symbol_norm(point, self._tol / 8, FINAL_STEPS)
         return None if norm is None else whole.unit * norm
