@@ -1,15 +1,21 @@
 # Everything runs in .venv, which is made on first use and brought up to date
 # only when pyproject.toml or constraints.txt change.
+# What runs torch begins with $(SOUND), or $(call sound,...) in another environment.
 
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
+# Some virtual machines report AMX and fault on it. Where a probe finds that, this sets the variable
+# that avoids it, and elsewhere nothing. It is expanded with a recipe, when the environment is there.
+sound = $(shell $(1)/python tools/probe_bfloat16.py)
+SOUND = $(call sound,$(BIN))
+
 # Two test workers on two cores: more threads would only fight each other.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+PYTEST = $(SOUND) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install browser lint test test-all test-timm docs demo bench format clean
+.PHONY: help install browser lint test test-all test-timm test-floor docs demo bench format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -58,27 +64,37 @@ $(TIMM): pyproject.toml constraints.txt
 	touch $@
 
 test-timm: $(TIMM) ## Audit models of timm through the command line
-	OMP_NUM_THREADS=1 .venv-timm/bin/python -m pytest --noconftest -p no:cacheprovider tests/timm_check.py
+	$(call sound,.venv-timm/bin) OMP_NUM_THREADS=1 .venv-timm/bin/python -m pytest --noconftest -p no:cacheprovider tests/timm_check.py
+
+# The lowest versions that pyproject.toml promises have an environment of their own too.
+FLOOR := .venv-floor/.installed
+$(FLOOR): pyproject.toml constraints-floor.txt
+	test -x .venv-floor/bin/python || $(PYTHON) -m venv .venv-floor
+	.venv-floor/bin/python -m pip install --constraint constraints-floor.txt --editable ".[dev]"
+	touch $@
+
+test-floor: $(FLOOR) ## Run the tests except the slow ones with the lowest versions that are promised
+	$(call sound,.venv-floor/bin) OMP_NUM_THREADS=1 .venv-floor/bin/python -m pytest -n 2 -m "not slow"
 
 docs: $(DOCS) ## Build the documentation's site
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(SOUND) NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 demo: $(STAMP) ## Train small networks on digits, attack them, and write the report
-	$(BIN)/spectralclip demo
+	$(SOUND) $(BIN)/spectralclip demo
 
 bench: $(STAMP) ## Measure extraction, bounds, clipping and training side by side with their peers
-	$(BIN)/python -m benchmarks.extraction
-	$(BIN)/python -m benchmarks.bounds
-	$(BIN)/python -m benchmarks.clipping
-	$(BIN)/python -m benchmarks.training
-	$(BIN)/python -m benchmarks.audit
-	$(BIN)/python -m benchmarks.method_matrix
-	$(BIN)/python -m benchmarks.methods
+	$(SOUND) $(BIN)/python -m benchmarks.extraction
+	$(SOUND) $(BIN)/python -m benchmarks.bounds
+	$(SOUND) $(BIN)/python -m benchmarks.clipping
+	$(SOUND) $(BIN)/python -m benchmarks.training
+	$(SOUND) $(BIN)/python -m benchmarks.audit
+	$(SOUND) $(BIN)/python -m benchmarks.method_matrix
+	$(SOUND) $(BIN)/python -m benchmarks.methods
 
 format: $(STAMP) ## Fix formatting and what the linter can fix
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 clean: ## Remove .venv, caches and built files
-	rm -rf .venv .venv-timm build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-timm .venv-floor build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests tools benchmarks experiments -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

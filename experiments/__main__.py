@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from enum import Enum
@@ -23,6 +24,7 @@ from experiments.engine.work import Engine, Task
 from experiments.experiment import SCALES, Cell, Experiment, Scale
 from experiments.guard import CODES, FAILED, FINE, Problem, guarded, note
 from experiments.store import Store, results_folder
+from spectralclip._amx import needed
 from spectralclip._audit._table import Column, Sheet, plain_table
 
 
@@ -162,6 +164,7 @@ def main(args: Sequence[str] | None = None, package: str = registry.PACKAGE) -> 
     given = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in given
     given = [one for one in given if one != "--debug"]
+    os.environ.update(needed())  # before the first product; the workers inherit it
     return guarded(lambda: _run(given or ["--help"], package), debug=debug)
 
 

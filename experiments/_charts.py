@@ -75,7 +75,8 @@ def lines(
             "domain": color["sort"],
             **({"range": list(colors)} if colors else {"scheme": "tableau10"}),
         },
-        "legend": {"symbolOpacity": 1},  # not as faint as the bands
+        # Not as faint as the bands, and names in full.
+        "legend": {"symbolOpacity": 1, "labelLimit": 0},
     }
     tips = [{"field": field} for field in kept]
     tips.append({"field": "mean", "format": ".4g", "title": y["title"]})

@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+import os
+import runpy
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import settings
+
+# Before torch is imported. What tests start, and the workers of pytest-xdist, inherit it.
+_AMX = Path(__file__).parents[1] / "src" / "spectralclip" / "_amx.py"
+os.environ.update(runpy.run_path(str(_AMX))["needed"]())
+
+import torch  # noqa: E402
 
 # The same examples on every run: a failure can be repeated, and time is known beforehand.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
@@ -22,3 +31,15 @@ def seeded() -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT as at a terminal, for this process and for those that the test starts.
+
+    A job in the background, or under `nohup`, is started with SIGINT ignored, and Python leaves it
+    so; so do its children. A handler of ours is not inherited: they begin with the default.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -26,7 +26,7 @@ from spectralclip import Attachment, Method, attach
 from spectralclip.methods import get
 from spectralclip.methods._stated import Promise
 
-LONGEST_FILE = 200
+LONGEST_FILE = 220
 # What a docstring has to tell, and words of which one has to stand there.
 TOLD = {
     "citation": ("et al", " and ", "paper", "ours"),

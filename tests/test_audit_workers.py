@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from processes import Processes
+from sharding import SHARDS
 from torch import Tensor, nn
 from zoo import BY_NAME
 
@@ -143,6 +144,7 @@ def sharded() -> tuple[Audit, Audit, str]:
     return whole, found, str(error.value)
 
 
+@SHARDS
 def test_sharded_models_are_audited_as_if_they_were_whole(ranks: Processes) -> None:
     for whole, found, _ in ranks.run(sharded):
         assert same(whole, found)

@@ -182,7 +182,7 @@ def test_one_percent_takes_few_pairs(mode: str, channels: int, side: int) -> Non
     assert interval.failure == 1e-6
     assert interval.width <= 0.01
     assert interval.applications <= 160
-    assert float(sc.svds(layer, in_shape, 1, tol=1e-6).S[0]) in interval
+    assert float(sc.svds(layer.double(), in_shape, 1, tol=1e-8).S[0]) in interval
 
 
 @pytest.mark.parametrize("rtol", [0.1, 1e-3, 1e-5, 1e-7])
@@ -465,7 +465,6 @@ REFUSED: dict[str, Any] = {
     "two-convs": [nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3)],
     "conv-linear": [nn.Conv2d(2, 2, 3), nn.Flatten(), nn.Linear(2, 2)],
     "callable": cumulative_sum,
-    "operator": sc.as_operator(nn.Linear(2, 2), (2,)),
     "empty": [],
 }
 

@@ -142,6 +142,7 @@ def interrupted(process: subprocess.Popen[str], folder: Path, number: int) -> tu
     return process.returncode, errors
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_during_the_audit(folder: Path) -> None:
     args = ("audit", "nets.py:slow", "--input", "70", "--json", "a.json", "--html", "a.html")
     code, errors = interrupted(start(*args, cwd=folder), folder, signal.SIGINT)
@@ -150,6 +151,7 @@ def test_ctrl_c_during_the_audit(folder: Path) -> None:
     assert files(folder) - {"running"} == GIVEN
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],

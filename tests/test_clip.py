@@ -371,10 +371,10 @@ def test_weight_norm_and_low_rank_pairs_are_clipped() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_norm": 0.0}, "max_norm must be a positive number, got 0.0"),
+        ({"max_norm": 0.0}, "max_norm must be a positive number.*got 0.0"),
         ({"max_norm": -1}, "max_norm must be a positive number"),
-        ({"max_norm": float("nan")}, "max_norm must be a positive number, got nan"),
-        ({"max_norm": float("inf")}, "max_norm must be a positive number, got inf"),
+        ({"max_norm": float("nan")}, "max_norm must be a positive number.*got nan"),
+        ({"max_norm": float("inf")}, "max_norm must be a positive number.*got inf"),
         ({"tol": 0.0}, "tol must be a number between 0 and 0.1"),
         ({"tol": 0.5}, "tol must be a number between 0 and 0.1"),
         ({"move": "last"}, 'move must be "first" or "all", got \'last\''),

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from processes import Processes
+from sharding import FSDP, SHARDS
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -222,7 +223,7 @@ def _trained(kind: str, optimizer: str, apart: bool, method: Method) -> Any:
 
 @each_method
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", FSDP])
 def test_ranks_end_with_the_same_bits(
     pair: Processes, kind: str, optimizer: str, method: Method
 ) -> None:
@@ -236,7 +237,7 @@ def test_ranks_end_with_the_same_bits(
 
 @each_method
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", FSDP])
 def test_two_ranks_on_equal_data_do_what_one_does(
     pair: Processes, kind: str, optimizer: str, method: Method
 ) -> None:
@@ -277,7 +278,7 @@ def _work_on_tower(kind: str, method: Method) -> Any:
 
 
 @each_method
-@pytest.mark.parametrize("kind", ["plain", "fsdp"])
+@pytest.mark.parametrize("kind", ["plain", FSDP])
 def test_work_is_shared(pair: Processes, kind: str, method: Method) -> None:
     (work, layers), (other_work, other_layers) = pair.run(_work_on_tower, kind, method)
     assert layers + other_layers == 20
@@ -406,14 +407,14 @@ def _halfway(kind: str, method: Method) -> Any:
 
 
 @each_method
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", FSDP])
 def test_resuming_is_exact(pair: Processes, kind: str, method: Method) -> None:
     (state, straight, resumed, norms), _ = pair.run(_halfway, kind, method)
     assert same(straight, resumed) and norms[0] == norms[1]
     assert list(state["attachment"]["layers"]) == ["0.0", "1.0", "3"]
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", FSDP])
 def test_states_are_whole_and_matter(pair: Processes, kind: str) -> None:
     (state, straight, *_), (other_state, *_) = pair.run(_halfway, kind, Scale())
     memories, others = (
@@ -430,6 +431,7 @@ def _resumed(kind: str, state: dict[str, Any], method: Method) -> dict[str, Tens
     return _load(Run(kind, "adamw", method), state).train(3, 6).weights()
 
 
+@SHARDS
 @each_method
 def test_one_process_goes_on_where_two_were(pair: Processes, method: Method) -> None:
     (state, straight, *_), _ = pair.run(_halfway, "fsdp", method)
@@ -503,6 +505,7 @@ def test_attaching_different_things_is_refused(pair: Processes, what: str, messa
         assert re.search(message, error), error
 
 
+@SHARDS
 def test_sharded_models_are_compared_too(pair: Processes) -> None:
     for error in pair.run(_attach_apart, "fsdp", "bounds"):
         assert "on the bound of layer '3': rank 0 has 1.0, rank 1 has 1.5" in error
@@ -548,7 +551,7 @@ def _elsewhere(kind: str) -> str:
     return _error(attachment.step if dist.get_rank() else attachment.state_dict)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", FSDP])
 def test_ranks_at_different_things_do_not_wait_forever(pair: Processes, kind: str) -> None:
     for error in pair.run(_elsewhere, kind):
         assert "rank 0 at state_dict() " in error and "rank 1 at " in error
@@ -574,7 +577,7 @@ def _broken(kind: str) -> Any:
     return [*errors, run.weights()]
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", FSDP])
 def test_all_hear_of_a_failure_and_have_equal_weights(pair: Processes, kind: str) -> None:
     *errors, weights = zip(*pair.run(_broken, kind), strict=True)
     for said in errors:
@@ -590,6 +593,7 @@ def _unfrozen_apart() -> str:
     return _error(run.attachment.step)
 
 
+@SHARDS
 def test_layers_frozen_on_one_rank_alone_are_refused(pair: Processes) -> None:
     for error in pair.run(_unfrozen_apart):
         assert "the requires_grad flags of layer '3' on rank 1 are not those on rank 0" in error
@@ -632,7 +636,10 @@ def wrapped_dense(model: nn.Module) -> nn.Module:
     [
         ("tensor parallel", "tensor parallel models are not supported"),
         ("flat", "FullyShardedDataParallel, whose weights .*fully_shard instead"),
-        ("does not divide", "every layer in every process.* DistributedDataParallel"),
+        pytest.param(
+            *("does not divide", "every layer in every process.* DistributedDataParallel"),
+            marks=SHARDS,
+        ),
     ],
 )
 def test_unsupported_models_are_refused(pair: Processes, what: str, message: str) -> None:
@@ -690,6 +697,7 @@ def _on_mesh(shape: tuple[int, ...]) -> Any:
     return run.weights()
 
 
+@SHARDS
 @pytest.mark.parametrize("shape", [(1, 2), (2, 1)])
 def test_meshes_with_replicas(pair: Processes, shape: tuple[int, ...]) -> None:
     weights, other = pair.run(_on_mesh, shape)
@@ -717,6 +725,7 @@ def _held() -> Any:
     }, [type(p).__name__ for p in model.parameters()]
 
 
+@SHARDS
 def test_no_process_holds_the_whole_model(pair: Processes) -> None:
     (held, kinds), (other_held, _) = pair.run(_held)
     assert not held.keys() & other_held.keys()
@@ -744,7 +753,7 @@ def _frozen_and_thawed(kind: str) -> Any:
     return norms, unmoved, run.attachment.norms(), whole(last.weight)
 
 
-@pytest.mark.parametrize("kind", ["plain", "fsdp"])
+@pytest.mark.parametrize("kind", ["plain", FSDP])
 def test_frozen_layers_stay_until_they_are_not(pair: Processes, kind: str) -> None:
     for norms, unmoved, later, weight in pair.run(_frozen_and_thawed, kind):
         assert unmoved and "3" not in norms
@@ -766,7 +775,7 @@ def _with_little(kind: str) -> Any:
     return len(attachment._sharing.mine()), attachment.norms(), whole(model[0].weight)
 
 
-@pytest.mark.parametrize("kind", ["plain", "fsdp"])
+@pytest.mark.parametrize("kind", ["plain", FSDP])
 def test_a_process_may_have_nothing_to_do(pair: Processes, kind: str) -> None:
     (mine, norms, weight), (other_mine, other_norms, other_weight) = pair.run(_with_little, kind)
     assert sorted([mine, other_mine]) == [0, 2]
@@ -800,6 +809,7 @@ def _each_by_itself(kind: str) -> Any:
     return run.weights(), attachment.norms()
 
 
+@SHARDS
 def test_layers_that_are_sharded_one_by_one(pair: Processes) -> None:
     """Their classes and hooks are those of `fully_shard`."""
     (weights, norms), (other_weights, other_norms) = pair.run(_each_by_itself, "fsdp")
@@ -825,7 +835,7 @@ def _with_statistics(kind: str) -> Any:
     return untouched, run.attachment.norms()["1.0+1.1"], [whole(p) for p in block.parameters()]
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", FSDP])
 def test_statistics_of_the_first_rank_count(pair: Processes, kind: str) -> None:
     for untouched, norm, (weight, bias, gamma, beta) in pair.run(_with_statistics, kind):
         assert untouched
@@ -843,7 +853,7 @@ def _composed(kind: str) -> Any:
     return run.weights(), run.attachment.norms()
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", FSDP])
 def test_compositions_are_kept_together(pair: Processes, kind: str) -> None:
     (weights, norms), (other_weights, other_norms) = pair.run(_composed, kind)
     assert same(weights, other_weights) and norms == other_norms
@@ -872,7 +882,7 @@ def _finalized(kind: str) -> Any:
     return results, weights, seen
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", FSDP])
 def test_finalize_clips_everywhere(pair: Processes, kind: str) -> None:
     (results, weights, seen), (other_results, other_weights, _) = pair.run(_finalized, kind)
     assert same(weights, other_weights) and results == other_results
@@ -885,7 +895,9 @@ def test_finalize_clips_everywhere(pair: Processes, kind: str) -> None:
 # --- The example ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [[], ["--shard"]], ids=["replicated", "sharded"])
+@pytest.mark.parametrize(
+    "options", [[], pytest.param(["--shard"], marks=SHARDS)], ids=["replicated", "sharded"]
+)
 def test_example_runs_on_two_processes(options: list[str]) -> None:
     root = Path(__file__).resolve().parents[1]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

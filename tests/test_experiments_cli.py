@@ -381,6 +381,7 @@ def test_two_commands_do_not_do_the_same_run(
     assert [sum(map(int, one.groups())) for one in counts if one] == [6, 6]
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize(
     ("sent", "code"),
     [
@@ -415,6 +416,7 @@ def test_a_command_that_was_stopped_goes_on_where_it_was(
     assert not list((folder / "results/.work").glob("*/*"))
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize(
     ("sent", "code", "told"),
     [

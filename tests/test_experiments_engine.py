@@ -155,7 +155,8 @@ def test_runs_are_done_and_stored_once(study: Study) -> None:
 def test_what_is_noted_of_a_run(study: Study) -> None:
     study.run(cells_of("figure_fine")[:1], LocalEngine(workers=1, threads=3))
     (record,) = study.store.records("figure_fine", "smoke")
-    assert record.run["versions"]["torch"] == torch.__version__
+    # The package need not say for which hardware it was built.
+    assert torch.__version__.startswith(record.run["versions"]["torch"])
     assert record.run["machine"]["cores"] == os.cpu_count()
     assert (record.run["engine"], record.run["attempts"]) == ("local", 1)
     assert record.run["resumed"] is False

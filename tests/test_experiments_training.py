@@ -148,6 +148,7 @@ def test_options_of_speed_do_not_break_resuming(changes: dict[str, Any], tmp_pat
     assert text(begun(tmp_path / "broken", **changes)) == text(whole)
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_checkpoint_that_was_not_written_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ The tests look at weights alone, so that they judge any way of holding norms.
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 from collections.abc import Callable, Iterable
@@ -206,6 +207,10 @@ def test_norms_say_where_they_are_from() -> None:
         model[0].weight.mul_(2)
     attachment.step()
     assert repr(attachment.norms()["0"]).endswith("(checked after step 5)")
+    file = io.BytesIO()
+    torch.save(attachment.norms(), file)
+    file.seek(0)
+    assert repr(torch.load(file, weights_only=True)) == repr(attachment.norms())
     restored = attachment.state_dict()
     attachment.load_state_dict(restored)
     assert repr(attachment.norms()["0"]).endswith("(checked after step 5)")

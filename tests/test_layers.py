@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from cases import HalvedConv, LowRank, SwapAxes, train_batch_norm
+from sharding import SHARDS
 from test_untouched import assert_same, disturb, state, surroundings
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -578,6 +579,7 @@ def test_compiled_layers() -> None:
     assert skipped_layers(model, torch.ones(2, 4)) == {}
 
 
+@SHARDS
 def test_sharded_models_can_go_on(process_group: None) -> None:
     """A pass gathers weights, and a module under `fully_shard` keeps a record of that."""
     model, bare = network(), network()

@@ -114,7 +114,7 @@ def _epoch(run: Run) -> dict[str, Any]:
         "train_accuracy": right / seen,
         "test_accuracy": test_accuracy(run.model, run.data, config, team),
         "norms": true_norms(run.model, run.layers),
-        "tracked": {n: x for each in run.attachments for n, x in each.norms().items()},
+        "tracked": {n: float(x) for each in run.attachments for n, x in each.norms().items()},
     }
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+
+from spectralclip._amx import needed
 
 
 def main() -> int:
     """Run the command line, or say what has to be installed for it."""
+    # Torch is imported by now, but oneDNN reads its settings when it is first used.
+    os.environ.update(needed())
     try:
         from spectralclip import cli
     except ImportError as error:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from spectralclip._amx import explained
 from spectralclip._precision import full_precision, has_float64, sent
 
 Layer: TypeAlias = nn.Module | Callable[[Tensor], Tensor] | Sequence[Any]
@@ -62,7 +63,11 @@ def evaluation_mode(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def plain_numerics() -> Iterator[None]:
-    """Full precision, and autograd at hand, whatever the caller has switched on around us."""
+    """Full precision, and autograd at hand, whatever the caller has switched on around us.
+
+    All that the library computes for a caller is computed in here: so this is also where faults of
+    the machine are told from those of a layer.
+    """
     with ExitStack() as stack:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
@@ -70,7 +75,13 @@ def plain_numerics() -> Iterator[None]:
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
         stack.enter_context(full_precision())
-        yield
+        try:
+            yield
+        except Exception as error:
+            fault = explained(error)
+            if fault is None or fault is error:
+                raise
+            raise fault from error
 
 
 @contextmanager

@@ -52,9 +52,9 @@ class NormEstimate(float):
         norm.is_checked, norm.step = is_checked, step
         return norm
 
-    def __getnewargs_ex__(self) -> tuple[tuple[float], dict[str, Any]]:
-        """For copies."""
-        return (float(self),), {"is_checked": self.is_checked, "step": self.step}
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copies and files: as a plain number and where it is from."""
+        return _norm_estimate, (float(self), self.is_checked, self.step)
 
     def __repr__(self) -> str:
         how = "checked" if self.is_checked else "tracked"
@@ -62,6 +62,14 @@ class NormEstimate(float):
 
     def __str__(self) -> str:
         return str(float(self))
+
+
+def _norm_estimate(value: float, is_checked: bool, step: int) -> NormEstimate:
+    return NormEstimate(value, is_checked=is_checked, step=step)
+
+
+# So that `torch.load`, which by default runs nothing that it does not know, reads stored norms.
+torch.serialization.add_safe_globals([_norm_estimate])
 
 
 @final
@@ -106,6 +114,7 @@ class Attachment:
             for index in range(len(optimizers.given))
             for depth, member in enumerate(optimizers.family(index))
         ]
+        self._versions = self._weight_versions()
         LIVE.add(self)
 
     @property
@@ -217,12 +226,13 @@ class Attachment:
         Returns:
             A `ClipResult` for each layer. What is within its bound stays bit for bit.
         """
-        self._running().stop()
-        if self.optimizers.given and not self.steps:
+        keeper, has_changed = self._running(), self._versions != self._weight_versions()
+        keeper.stop()
+        if self.optimizers.given and not self.steps and has_changed:
             warn(
-                f"No step of {self.optimizers.names} was seen before finalize(): if the model was "
-                "trained, it was by another optimizer, and nothing was held meanwhile. Attach to "
-                "the one that steps."
+                f"The weights have changed, but no step of {self.optimizers.names} was seen before "
+                "finalize(): if the model was trained, it was by another optimizer, and nothing "
+                "was held meanwhile. Attach to the one that steps."
             )
         bounds = self.max_norms
 
@@ -265,6 +275,10 @@ class Attachment:
         layers, left = len(self.layers), len(self.uncovered)
         others = f", {left} uncovered" if left else ""
         return f"<Attachment of {self.method!r} to {layers} layers{others}: {state}>"
+
+    def _weight_versions(self) -> list[int]:
+        """How often each weight has been written to, by whomever."""
+        return [w._version for weights in self._sharing.weights().values() for w in weights]
 
     def _running(self) -> Keeper:
         if self._keeper is None:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from spectralclip._attachment import Attachment
+from spectralclip._layers import FoundLayer
 from spectralclip._method import Method
 from spectralclip._train import attach
 from spectralclip.methods import SpectralClip
@@ -106,10 +108,15 @@ def _clipped(
     seed: int,
 ) -> Iterator[None]:
     """The methods of the recipe at work, and a full clip by each at the end."""
-    attachments = [
-        attach(method, model, example, optimizer, max_norm=MAX_NORM, seed=seed)
-        for method in recipe.methods
-    ]
+    attachments: list[Attachment] = []
+    for method in recipe.methods:
+        # What an earlier method holds as it is, such as the dense layer, is not held twice.
+        taken = {name for earlier in attachments for name in earlier.layers}
+
+        def bound(name: str, layer: FoundLayer, taken: set[str] = taken) -> float | None:
+            return None if name in taken else MAX_NORM
+
+        attachments.append(attach(method, model, example, optimizer, max_norm=bound, seed=seed))
     yield
     for attachment in attachments:
         attachment.finalize()

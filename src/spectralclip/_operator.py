@@ -124,7 +124,8 @@ class LinearOperator:
             gradients = torch.autograd.grad(
                 value, leaves, materialize_grads=True, allow_unused=True
             )
-        return dict(zip(names, gradients, strict=True))
+        # The zeros that stand for no gradient require one of their own in torch 2.6.
+        return {name: one.detach() for name, one in zip(names, gradients, strict=True)}
 
     @plain_numerics()
     def bilinear(self, u: Tensor, v: Tensor) -> Tensor:

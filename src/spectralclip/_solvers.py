@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._operator import LinearOperator
+from spectralclip._precision import wide
 from spectralclip._starts import filtered_row, has_waves, random_rows
 from spectralclip._subspace import (
     ROUNDING,
@@ -30,7 +31,6 @@ from spectralclip._subspace import (
     orthonormal_rows,
     rows_lq,
     tall_qr,
-    wide,
 )
 from spectralclip._triplets import Triplets, finish, margin
 from spectralclip._two_sided import TwoSidedSpace

@@ -18,14 +18,6 @@ def small(matrix: Tensor) -> Tensor:
     return on_host(matrix)
 
 
-def wide(rows: Tensor) -> Tensor:
-    """Rows in float64, on the CPU where the device has none.
-
-    For sums over a whole row: in float32 those lose up to thirty times the rounding of an entry.
-    """
-    return rows.detach().to("cpu" if rows.device.type == "mps" else rows.device, torch.float64)
-
-
 def lengths(rows: Tensor) -> Tensor:
     """The norm of each row.
 
@@ -70,7 +62,9 @@ def rows_lq(rows: Tensor, lost: float = _LOST) -> tuple[Tensor, Tensor]:
     """
     L, failed = torch.linalg.cholesky_ex(row_products(rows, rows))
     if not failed:
-        inverse = torch.linalg.solve_triangular(L, torch.eye(len(L), dtype=L.dtype), upper=False)
+        inverse = torch.linalg.solve_triangular(
+            L, torch.eye(len(L), dtype=L.dtype, device="cpu"), upper=False
+        )
         condition = float(L.norm() * inverse.norm()) / len(L)
         if condition**2 * torch.finfo(rows.dtype).eps <= lost:
             return L.to(rows), inverse.to(rows) @ rows

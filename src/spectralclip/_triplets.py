@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from spectralclip._operator import LinearOperator
-from spectralclip._precision import sent
-from spectralclip._subspace import ROUNDING, Accuracy, rows_lq, small, wide
+from spectralclip._precision import sent, wide
+from spectralclip._subspace import ROUNDING, Accuracy, rows_lq, small
 
 # Values are rounded down by this many eps, so that they are lower bounds. Applying a layer moved
 # a value by up to 0.5 eps (dense and convolutional layers of up to 4608 products a sum).

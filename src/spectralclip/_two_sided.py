@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from spectralclip._operator import LinearOperator
+from spectralclip._precision import wide
 from spectralclip._starts import gaussian
-from spectralclip._subspace import Accuracy, small, tall_qr, wide
+from spectralclip._subspace import Accuracy, small, tall_qr
 
 # Residuals near rounding have arrived once they stop shrinking by this factor so many times in a
 # row; how small they can become depends on the layer (0.3 to 8 eps times the largest value).

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from spectralclip._amx import needed
 from spectralclip._atomic import require_writable, write_texts
 from spectralclip._audit import Audit, Comparison, audit
 from spectralclip._audit._table import Column, Sheet, plain_table, rich_table
@@ -254,6 +256,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="train for a moment only")
     given = parser.parse_args()
+    os.environ.update(needed())
     run(given.output, given.seed, given.quick)
 
 

@@ -26,6 +26,7 @@ from spectralclip._affine import (
     describe,
     plain_numerics,
 )
+from spectralclip._amx import explained
 from spectralclip._exact import Exact
 from spectralclip._forward_pass import left_as_it_was, unwrapped
 from spectralclip._graph import tensors_in
@@ -127,6 +128,8 @@ def local_norms(
         except NothingToDifferentiateError as error:
             return [], str(error)
         except Exception as error:  # of any kind: the upper end does not depend on this one
+            if explained(error) is not None:
+                raise
             return [], f"the model cannot be differentiated: {error}"
         if not math.isfinite(norm):
             return [], "the model's derivatives are not finite here"

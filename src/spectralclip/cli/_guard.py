@@ -12,6 +12,7 @@ from typing import Any, final
 import typer
 from typer.core import TyperGroup
 
+from spectralclip._amx import FaultyProcessorError
 from spectralclip.cli import _output
 from spectralclip.cli._options import BAD_INPUT, INTERRUPTED, NOBODY_READS, TERMINATED
 from spectralclip.cli._problems import Problem, cannot, one_line, raised
@@ -89,7 +90,7 @@ def _message(error: Exception) -> str:
         where = context.command_path if context is not None else "spectralclip"
         text = " ".join(str(error.format_message()).split()).rstrip(".")
         return f"{text}. See {where} --help."
-    if isinstance(error, (Problem, ValueError)):
+    if isinstance(error, (Problem, ValueError, FaultyProcessorError)):
         return one_line(error)
     if isinstance(error, OSError) and error.filename is not None:
         return str(cannot("use", error))

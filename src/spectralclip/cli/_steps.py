@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
 from spectralclip._affine import evaluation_mode
+from spectralclip._amx import explained
 from spectralclip._atomic import require_writable, write_texts
 from spectralclip._audit._record import Audit
 from spectralclip._forward_pass import left_as_it_was, unwrapped
@@ -137,6 +138,8 @@ def get_example(
         with torch.no_grad(), evaluation_mode([source.model]), left_as_it_was(source.model):
             source.model(*args, **kwargs)
     except Exception as error:
+        if (fault := explained(error)) is not None:
+            raise fault from error
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(example))
         raise Problem(
             f"MODEL {text!r} cannot be called with {shapes}: {type(error).__name__}: "

@@ -7,7 +7,6 @@ from typing import final
 
 import torch
 from torch import Tensor, linalg
-from torch.utils.checkpoint import checkpoint
 
 from spectralclip.methods._orthogonal import OrthogonalMethod, nearer_unitary
 from spectralclip.methods._settings import check_count
@@ -73,6 +72,9 @@ class LOT(OrthogonalMethod):
             return self.orthogonal(matrices.mH).mH
         size = linalg.matrix_norm(matrices, keepdim=True)
         x = matrices / torch.where(size > 0, size, 1.0)
+        # Torch 2.6 loads sympy with it, which nothing else here needs.
+        from torch.utils.checkpoint import checkpoint
+
         unitary: Tensor = checkpoint(self._newton, x, use_reentrant=False, preserve_rng_state=False)
         return unitary
 
