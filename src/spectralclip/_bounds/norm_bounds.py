@@ -2,14 +2,14 @@
 
 A Ritz value is a lower bound. An upper bound needs an argument of its own:
 
-- *exact*: the layer falls apart into small matrices (`_block_norms`), or is small itself;
+- *exact*: the layer falls apart into small matrices (`exact`), or is small itself;
 - *embedding*: a zero-padded convolution is a part of a circular one on a larger torus
-  (`_block_norms`);
+  (`exact`);
 - *probabilistic*: any layer. One Lanczos run from a random vector; the bound fails only if that
   vector was nearly orthogonal to the leading one, which has a known small probability
-  (`_lanczos_bound`);
+  (`lanczos`);
 - *every size*: the symbol of a convolution between the points of a grid, by Riesz's lemma;
-- certificates for what is left, where a deterministic answer is asked for (`_certificates`).
+- certificates for what is left, where a deterministic answer is asked for (`cholesky`).
 
 Here it is decided which of them a layer gets, from what it is and what each would cost.
 """

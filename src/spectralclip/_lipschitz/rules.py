@@ -7,7 +7,7 @@ A `Rule` says of a node by which factor each of its inputs enters, and how they 
 - or there is no bound, and the rule says why.
 
 The functions here make rules for families of operations. Which operation belongs to which family,
-and with which arguments, is in the table of `_operations`.
+and with which arguments, is in the table of `operations`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
   value alone; for more, a block at least as wide as the number of values wanted, since a
   narrower one misses copies of repeated values.
 - `PowerQR`, the paper's Algorithm 1.
-- `Exact`, in `_exact`, which never iterates on the operator.
+- `Exact`, in `exact`, which never iterates on the operator.
 
 All work on flat rows in the layer's own layout and return a `Triplets`.
 """
