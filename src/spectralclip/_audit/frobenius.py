@@ -13,18 +13,8 @@ import math
 import torch
 from torch import Tensor
 
-from spectralclip._clipping import tap_gram
-from spectralclip._linalg import decomposable, on_host
-from spectralclip._operators import (
-    ConvMap,
-    DenseMap,
-    DiagonalMap,
-    IdentityMap,
-    LinearMap,
-    LinearOperator,
-    ScalarMap,
-    TransposedMap,
-)
+from spectralclip._linalg import sum_of_squares
+from spectralclip._operators import LinearOperator
 
 LARGEST_SIDE = 1024  # of the smaller one, up to which every basis vector is sent through
 SAMPLES = 64
@@ -37,7 +27,7 @@ def frobenius_norm(op: LinearOperator, generator: torch.Generator) -> tuple[floa
     An estimate from s random vectors has a relative error of about `1 / sqrt(2 s r)`, where r, at
     least 1, is `(trace A)^2 / ||A||_F^2` for `A = M^T M`: below 9 % for any layer.
     """
-    square = _closed_form([map_ for map_ in op.maps if not isinstance(map_, IdentityMap)])
+    square = op.frobenius_sq()
     if square is not None:
         return math.sqrt(square), True
     side = op.adjoint() if op.shape[0] < op.shape[1] else op
@@ -51,34 +41,8 @@ def frobenius_norm(op: LinearOperator, generator: torch.Generator) -> tuple[floa
     return math.sqrt(total / SAMPLES), False
 
 
-def _closed_form(maps: list[LinearMap]) -> float | None:
-    """The square of the norm of one map, for those that have a form for it."""
-    factors = [map_.factor for map_ in maps if isinstance(map_, ScalarMap)]
-    rest = [map_ for map_ in maps if not isinstance(map_, ScalarMap)]
-    square = _square_of(rest[0]) if len(rest) == 1 else None
-    return None if square is None else square * math.prod(factors) ** 2
-
-
-def _square_of(map_: LinearMap) -> float | None:
-    if isinstance(map_, TransposedMap):
-        return _square_of(map_.inner)
-    if isinstance(map_, DenseMap):
-        return math.prod(map_.leading) * _sum_of_squares(map_.weight)
-    if isinstance(map_, DiagonalMap):
-        return map_.source.size / map_.factors.numel() * _sum_of_squares(map_.factors)
-    if isinstance(map_, ConvMap):
-        gram = tap_gram(map_)
-        taps = on_host(map_.weight).reshape(-1, gram.shape[0])
-        return max(0.0, float(torch.sum((taps @ gram) * taps)))
-    return None
-
-
-def _sum_of_squares(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(decomposable(x.detach()), dtype=torch.float64)) ** 2
-
-
 def _square(op: LinearOperator, rows: Tensor) -> float:
-    return _sum_of_squares(op.forward_rows(rows.to(op.device, op.dtype)))
+    return sum_of_squares(op.forward_rows(rows.to(op.device, op.dtype)))
 
 
 def _unit_rows(places: Tensor, n: int) -> Tensor:

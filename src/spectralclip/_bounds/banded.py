@@ -16,17 +16,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from spectralclip._common import Shape
-from spectralclip._operators import (
-    ConvMap,
-    DenseMap,
-    DiagonalMap,
-    IdentityMap,
-    LinearMap,
-    ScalarMap,
-    TransposedMap,
-    read_positions,
-)
+from spectralclip._operators import LinearMap
 
 
 @final
@@ -109,7 +99,7 @@ class BandedGram:
         rows, columns = beside.nonzero(as_tuple=True)
         self._pairs = rows, columns, beside[rows, columns]
         self.largest_weight = max(1.0, float(beside.max()))
-        self.groups = _groups(maps) or self._shape[0]
+        self.groups = math.gcd(*(map_.channel_groups for map_ in maps)) or self._shape[0]
         self._channels = self._shape[0] // self.groups
         self.size = beside.shape[0] * self._channels
 
@@ -181,62 +171,11 @@ class BandedGram:
 
 def coupling(maps: Sequence[LinearMap], axis: int) -> Tensor:
     """Which positions along an axis of the input may have a common output: `(n, n)` booleans."""
-    length = _length(maps[0].source.shape, axis)
+    length = maps[0].source.length(axis)
     reach = torch.eye(length, dtype=torch.float64, device="cpu")
     for map_ in maps:
-        reach = (_reach(map_, axis).double() @ reach > 0).double()
+        reach = (map_.reach(axis).double() @ reach > 0).double()
     return reach.T @ reach > 0
-
-
-def _length(shape: Shape, axis: int) -> int:
-    return shape[axis] if axis < len(shape) else 1
-
-
-def _reach(map_: LinearMap, axis: int) -> Tensor:
-    """Which positions of the source a position of the target may depend on."""
-    if isinstance(map_, TransposedMap):
-        return _reach(map_.inner, axis).T
-    rows, columns = (_length(layout.shape, axis) for layout in (map_.target, map_.source))
-    if isinstance(map_, ConvMap) and axis < len(map_.source.shape):
-        return _conv_reach(map_, axis)
-    if _keeps(map_) or (isinstance(map_, DenseMap) and axis < len(map_.leading)):
-        return torch.eye(rows, dtype=torch.bool, device="cpu")
-    return torch.ones(rows, columns, dtype=torch.bool, device="cpu")
-
-
-def _keeps(map_: LinearMap) -> bool:
-    """Whether each number stays where it is."""
-    same = isinstance(map_, IdentityMap) and map_.source.shape == map_.target.shape
-    return same or isinstance(map_, (DiagonalMap, ScalarMap))
-
-
-def _conv_reach(conv: ConvMap, axis: int) -> Tensor:
-    geometry, size = conv.geometry, conv.source.shape[axis]
-    stride, dilation = geometry.stride[axis - 1], geometry.dilation[axis - 1]
-    before, after = geometry.before[axis - 1], geometry.after[axis - 1]
-    windows = torch.arange(conv.target.shape[axis], device="cpu")[:, None]
-    taps = torch.arange(conv.weight.shape[axis + 1], device="cpu")
-    padded = windows * stride + taps * dilation
-    if geometry.mode == "zeros":
-        read = padded - before
-    else:
-        read = read_positions(geometry.mode, before, size, after)[padded]
-    inside = (read >= 0) & (read < size)
-    reach = torch.zeros(len(windows), size, dtype=torch.bool, device="cpu")
-    reach[windows.expand_as(read)[inside], read[inside]] = True
-    return reach
-
-
-def _groups(maps: Sequence[LinearMap]) -> int:
-    """In how many equal runs of channels M falls apart; zero if each channel stands alone."""
-    common = 0
-    for map_ in maps:
-        inner = map_.inner if isinstance(map_, TransposedMap) else map_
-        if isinstance(inner, ConvMap):
-            common = math.gcd(common, inner.geometry.groups)
-        elif not _keeps(inner) and not (isinstance(inner, DenseMap) and inner.leading):
-            common = 1
-    return common
 
 
 def _colours(couples: Tensor) -> Tensor:

@@ -33,18 +33,7 @@ from torch import Tensor
 
 from spectralclip._bounds.banded import BandedGram, bandwidth, coupling
 from spectralclip._bounds.strips import Strip, largest_eigenvalue, shortened, strips
-from spectralclip._operators import (
-    AutogradMap,
-    ConvMap,
-    DenseMap,
-    DiagonalMap,
-    IdentityMap,
-    LinearMap,
-    LinearOperator,
-    ScalarMap,
-    TransposedMap,
-    plain_numerics,
-)
+from spectralclip._operators import ConvMap, LinearMap, LinearOperator, plain_numerics
 from spectralclip._spectrum import svds
 
 # What is still worth a certificate, in multiplications and in numbers held: some two minutes of
@@ -92,7 +81,7 @@ def deterministic_upper(op: LinearOperator, lower: float, rtol: float) -> tuple[
 
 def _cheapest(op: LinearOperator) -> BandedGram | None:
     """The side and the axis with the least work, if that is little enough."""
-    if any(isinstance(map_, AutogradMap) and map_.source.size > _LONGEST for map_ in op.maps):
+    if any(not map_.is_explicit and map_.source.size > _LONGEST for map_ in op.maps):
         return None
     found = []
     for maps in (op.adjoint().maps, op.maps):
@@ -112,16 +101,16 @@ def _gram(
     weights: Mapping[int, Tensor] | None = None,
 ) -> BandedGram:
     """The Gram matrix, from a shorter image where there is one: on the outputs of a convolution."""
-    map_, short = maps[0], None
-    if len(maps) == 1 and isinstance(map_, TransposedMap) and isinstance(map_.inner, ConvMap):
-        short = shortened(map_.inner, axis, bandwidth(coupling(maps, axis)))
+    conv, short = maps[0].convolution, None
+    if len(maps) == 1 and conv is not None and maps[0].is_transposed:
+        short = shortened(conv, axis, bandwidth(coupling(maps, axis)))
     return BandedGram(maps, axis, device, weights, short)
 
 
 def _certified(gram: BandedGram, guess: float, margin: float) -> float | None:
     """A bound on `lambda_max(A)` from the first of some rising guesses that can be certified."""
     noise = rounding(gram)
-    if any(_absolute_norm(map_, gram.device) == 0 for map_ in gram.maps):
+    if any(map_.absolute_norm(gram.device) == 0 for map_ in gram.maps):
         return 0.0
     for factor in _MARGINS:
         # Below the noise nothing factors: stages that are not zero may compose to zero.
@@ -175,7 +164,7 @@ def certified_square(gram: BandedGram, square: float) -> float | None:
 
 def _strip_square(op: LinearOperator, rtol: float) -> float | None:
     """A bound on the squared norm of a single convolution from strips of its outputs."""
-    conv = _single_convolution(op.maps)
+    conv = op.maps[0].convolution if len(op.maps) == 1 else None
     if conv is None or len(conv.target.shape) < 3 or max(conv.target.shape[1:]) > _LONGEST:
         return None
     axes = sorted(range(1, len(conv.target.shape)), key=lambda axis: conv.target.shape[axis])
@@ -195,7 +184,7 @@ def _strip_square(op: LinearOperator, rtol: float) -> float | None:
 
 def _affordable_strips(conv: ConvMap, windowed: int, along: int, rtol: float) -> list[Strip]:
     """Strips as wide as wanted, or less: the excess is about `0.7 (bandwidth / width)^2`."""
-    reach = bandwidth(coupling([TransposedMap(conv)], windowed))
+    reach = bandwidth(coupling([conv.transpose()], windowed))
     least = 2 * reach + 2
     width = max(least, math.ceil(reach * math.sqrt(0.7 / rtol)))
     width = min(width, conv.target.shape[windowed] - 1)
@@ -210,15 +199,8 @@ def _affordable_strips(conv: ConvMap, windowed: int, along: int, rtol: float) ->
 
 
 def _strip_gram(strip: Strip, along: int) -> BandedGram:
-    maps, device = [TransposedMap(strip.conv)], strip.conv.weight.device
+    maps, device = [strip.conv.transpose()], strip.conv.weight.device
     return _gram(maps, along, device, {strip.axis: strip.weights})
-
-
-def _single_convolution(maps: Sequence[LinearMap]) -> ConvMap | None:
-    if len(maps) != 1:
-        return None
-    inner = maps[0].inner if isinstance(maps[0], TransposedMap) else maps[0]
-    return inner if isinstance(inner, ConvMap) else None
 
 
 # --- Rounding -----------------------------------------------------------------------------
@@ -230,8 +212,8 @@ def rounding(gram: BandedGram) -> float:
     Entry by entry it is at most `gamma_K` times `|M|^T |M|`, with K the number of products in a
     sum, over all stages and both directions. Weights multiply the bound, and round a little too.
     """
-    norm = math.prod(_absolute_norm(map_, gram.device) for map_ in gram.maps)
-    terms = sum(_terms(map_) for map_ in gram.maps) + 4 * sum(gram.maps[0].source.shape) + 64
+    norm = math.prod(map_.absolute_norm(gram.device) for map_ in gram.maps)
+    terms = sum(map_.rounding_terms for map_ in gram.maps) + 4 * sum(gram.maps[0].source.shape) + 64
     return 1.01 * _gamma(terms) * norm * norm * gram.largest_weight
 
 
@@ -239,48 +221,3 @@ def _gamma(terms: float) -> float:
     """`K eps / (1 - K eps)`: what a sum of K products loses at most, of its absolute values."""
     lost = terms * 2.0**-53
     return lost / (1 - lost)
-
-
-def _absolute_norm(map_: LinearMap, device: torch.device) -> float:
-    """At least the 2-norm of the map's matrix with absolute values for its entries.
-
-    For explicit maps the geometric mean of the largest row sum and the largest column sum, for
-    others the Frobenius norm. It is zero only if the map is.
-    """
-    if isinstance(map_, TransposedMap):
-        return _absolute_norm(map_.inner, device)
-    if isinstance(map_, IdentityMap):
-        return 1.0
-    if isinstance(map_, ScalarMap):
-        return abs(map_.factor)
-    if isinstance(map_, DiagonalMap):
-        return float(map_.factors.abs().max())
-    if isinstance(map_, DenseMap):
-        sums = [map_.weight.abs().sum(side) for side in (0, 1)]
-    elif isinstance(map_, ConvMap):
-        last = map_.source.channels_last
-        conv = ConvMap(map_.weight.abs(), map_.geometry, map_.source.shape, channels_last=last)
-        ones = [map_.weight.new_ones(1, layout.size) for layout in (conv.source, conv.target)]
-        sums = [conv.forward(ones[0]), conv.adjoint(ones[1])]
-    else:
-        unit = torch.eye(map_.source.size, dtype=torch.float64, device=device)
-        matrix = torch.cat([map_.forward(part) for part in unit.split(256)])
-        largest = float(matrix.abs().max())  # keeps the squares in range
-        return largest * float((matrix / largest).norm()) if largest else 0.0
-    return math.sqrt(float(sums[0].max())) * math.sqrt(float(sums[1].max()))
-
-
-def _terms(map_: LinearMap) -> float:
-    """At least the number of products in a sum, forward and backward together."""
-    if isinstance(map_, TransposedMap):
-        return _terms(map_.inner)
-    if isinstance(map_, ConvMap):
-        geometry, weight = map_.geometry, map_.weight
-        padding = zip(geometry.before, geometry.after, strict=True)
-        folds = math.prod(1 + abs(before) + abs(after) for before, after in padding)
-        return float(weight[0].numel() + weight[:, 0].numel() * folds)
-    if isinstance(map_, (IdentityMap, ScalarMap, DiagonalMap)):
-        return 2.0
-    if isinstance(map_, DenseMap):
-        return float(sum(map_.weight.shape))
-    return 4.0 * (map_.source.size + map_.target.size)

@@ -16,17 +16,7 @@ import torch
 
 from spectralclip._common import Shape
 from spectralclip._linalg import largest_eigenvalue, on_host
-from spectralclip._operators import (
-    CircularBlocks,
-    ConvMap,
-    DiagonalMap,
-    LinearOperator,
-    ListedBlocks,
-    TransposedMap,
-    WindowBlocks,
-    block_form,
-    merge,
-)
+from spectralclip._operators import ConvMap, LinearOperator, ListedBlocks, WindowBlocks
 from spectralclip._spectrum import Torus, symbol_peak
 
 # Multiplications that need no second thought, and how many Lanczos runs more. One matrix of 1259
@@ -36,30 +26,15 @@ CHEAP, RUNS = 2e10, 4.0
 # --- Small matrices ------------------------------------------------------------------------
 
 
-def convolution(op: LinearOperator) -> ConvMap | None:
-    """The one convolution that an operator or its transpose is, its batch norms merged in."""
-    for side in (op, op.adjoint()):
-        maps = [
-            map_.inner
-            if isinstance(map_, TransposedMap) and isinstance(map_.inner, DiagonalMap)
-            else map_
-            for map_ in side.maps
-        ]
-        merged = merge(maps)
-        if len(merged) == 1 and isinstance(merged[0], ConvMap):
-            return merged[0]
-    return None
-
-
 def listed_blocks(op: LinearOperator) -> ListedBlocks | None:
     """The few blocks of an operator or its transpose, whose norms are the same.
 
     A circular convolution has one for each frequency; those are a `Torus`.
     """
-    conv = convolution(op)
+    conv = op.convolution
     if conv is not None:
-        return WindowBlocks(conv) if WindowBlocks.fits(conv) else None
-    forms = (block_form(op), block_form(op.adjoint()))
+        return WindowBlocks(conv) if conv.has_separate_windows else None
+    forms = (op.block_form(), op.adjoint().block_form())
     return next((form for form in forms if isinstance(form, ListedBlocks)), None)
 
 
@@ -127,7 +102,7 @@ def torus_norm(conv: ConvMap, excess: float) -> float | None:
 
 def circular_torus(conv: ConvMap) -> Torus | None:
     """The torus that a circular convolution lives on; None for others."""
-    if not CircularBlocks.fits(conv):
+    if not conv.is_on_torus:
         return None
     return Torus(conv, conv.source.shape[1:], conv.geometry.stride, conv.geometry.dilation)
 

@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from spectralclip._bounds.exact import (
     affordable,
     circular_torus,
-    convolution,
     embedding_torus,
     largest_value,
     listed_blocks,
@@ -187,7 +186,7 @@ def _from_blocks(view: View, request: _Request, generator: torch.Generator) -> I
 
 def _exact(view: View) -> Interval:
     blocks, dtype = _known_blocks(view)
-    conv = convolution(view.op)
+    conv = view.op.convolution
     taps = 1 if conv is None else math.prod(conv.weight.shape[2:])
     value, margin = largest_value(blocks), rounding(dtype, blocks.block_shape, taps)
     return Interval(value * (1 - margin), value * (1 + margin), "exact", 0.0)

@@ -14,9 +14,8 @@ from typing import final
 
 import torch
 
-from spectralclip._bounds.exact import convolution
 from spectralclip._common import Shape
-from spectralclip._operators import CircularBlocks, ConvMap, Layer, LinearOperator, as_operator
+from spectralclip._operators import ConvMap, Layer, LinearOperator, as_operator
 from spectralclip._spectrum import enough_points, symbol_degrees
 
 
@@ -41,11 +40,11 @@ class View:
     @cached_property
     def convolution(self) -> ConvMap | None:
         """The one convolution that the layer is, its weight in float64 where that can be had."""
-        conv = convolution(self.op)
+        conv = self.op.convolution
         if conv is None or self.op.dtype == torch.float64:
             return conv
         small = self._at(smaller_shape(self.op, conv, (1,) * (conv.weight.ndim - 2)))
-        exact = convolution((small or self).double)
+        exact = (small or self).double.convolution
         weight = conv.weight if exact is None else exact.weight
         return ConvMap(weight, conv.geometry, conv.source.shape, channels_last=False)
 
@@ -58,7 +57,7 @@ class View:
         there are fewer of the same frequencies. So neither has a larger norm than the layer.
         """
         conv = self.convolution
-        if conv is None or not (conv.geometry.mode == "zeros" or CircularBlocks.fits(conv)):
+        if conv is None or not (conv.geometry.mode == "zeros" or conv.is_on_torus):
             return None
         return self._at(smaller_shape(self.op, conv, enough_points(symbol_degrees(conv), excess)))
 
@@ -78,7 +77,7 @@ class View:
         if in_shape is None or isinstance(self._layer, LinearOperator):
             return None
         small = View(self._layer, in_shape)
-        own, other = convolution(self.op), convolution(small.op)
+        own, other = self.op.convolution, small.op.convolution
         same = own is not None and other is not None and torch.equal(own.weight, other.weight)
         return small if same else None
 

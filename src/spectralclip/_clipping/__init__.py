@@ -8,10 +8,9 @@ from spectralclip._clipping.clip_model import (
     clip_model_,
     layer_targets,
 )
-from spectralclip._clipping.free_weights import GenericWeights, conv_gradients
-from spectralclip._clipping.plan import moving_names, with_weight
+from spectralclip._clipping.free_weights import GenericWeights
+from spectralclip._clipping.plan import moving_names
 from spectralclip._clipping.set_spectrum import set_spectrum_
-from spectralclip._clipping.tap_metric import tap_gram
 
 __all__ = [
     "ClipResult",
@@ -21,10 +20,7 @@ __all__ = [
     "clip_",
     "clip_found_layers_",
     "clip_model_",
-    "conv_gradients",
     "layer_targets",
     "moving_names",
     "set_spectrum_",
-    "tap_gram",
-    "with_weight",
 ]

@@ -21,7 +21,6 @@ from typing import final
 import torch
 from torch import Tensor
 
-from spectralclip._clipping.tap_metric import tap_gram
 from spectralclip._common import Shape
 from spectralclip._linalg import decomposable, folded_frequencies, tap_waves
 from spectralclip._operators import ConvMap
@@ -101,7 +100,7 @@ def clip_on_torus(conv: ConvMap, sides: Shape, max_norm: float, iterations: int)
     """The nearest kernel within the bound on a torus, nearly."""
     symbols = TorusSymbols(conv, sides)
     weight, shape = conv.weight, conv.weight.shape
-    gram = tap_gram(conv)
+    gram = conv.tap_gram()
     gram = gram / gram.diagonal().max()
     identity = torch.eye(gram.shape[0], dtype=torch.float64, device="cpu")
     inverse = torch.linalg.inv(gram + RHO * identity).to(weight.device, weight.dtype)

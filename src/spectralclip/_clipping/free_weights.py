@@ -19,19 +19,10 @@ from torch import Tensor
 
 from spectralclip._bounds import torus_norm
 from spectralclip._clipping.direct import DecomposedMatrices
-from spectralclip._clipping.plan import Move, Plan, moving_names, plan, weight_of, with_weight
+from spectralclip._clipping.plan import Move, Plan, moving_names, plan
 from spectralclip._clipping.tap_metric import TapMetric
 from spectralclip._linalg import wide
-from spectralclip._operators import (
-    AffineFunction,
-    AutogradMap,
-    ConvMap,
-    DenseMap,
-    LinearOperator,
-    TransposedMap,
-    WindowBlocks,
-    pad_axes,
-)
+from spectralclip._operators import AffineFunction, AutogradMap, ConvMap, LinearOperator
 from spectralclip._spectrum import most_work
 
 ESTIMATED_BEYOND, ESTIMATING_ROWS = 2048, 64
@@ -90,31 +81,6 @@ class Steerable(Movable):
         """`sqrt(<g, D g>)` of a change of the point."""
 
 
-def conv_gradients(conv: ConvMap, U: Tensor, V: Tensor) -> Tensor:
-    """The gradients of `<u_i, M v_i>` in the weight, for flat rows: `(k, *weight.shape)`.
-
-    Tap by tap: the correlation of the outputs with the inputs that the tap reads.
-    """
-    geometry, shape = conv.geometry, conv.weight.shape
-    outputs = conv.target.to_tensor(U)
-    inputs = pad_axes(conv.source.to_tensor(V), geometry)
-    count, groups = outputs.shape[0], geometry.groups
-    left = outputs.reshape(count, groups, outputs.shape[1] // groups, -1)
-    taps = []
-    kernel = tuple(shape[2:])
-    for tap in torch.cartesian_prod(*[torch.arange(size, device="cpu") for size in kernel]).reshape(
-        -1, len(kernel)
-    ):
-        read = inputs
-        for axis, place in enumerate(tap.tolist()):
-            first, step = place * geometry.dilation[axis], geometry.stride[axis]
-            last = first + step * (outputs.shape[2 + axis] - 1) + 1
-            read = read[(slice(None),) * (2 + axis) + (slice(first, last, step),)]
-        right = read.reshape(count, groups, inputs.shape[1] // groups, -1)
-        taps.append(left @ right.mT)
-    return torch.stack(taps, -1).reshape(count, *shape)
-
-
 @final
 class ConvWeight(Steerable):
     """The weight of a convolution or transposed convolution."""
@@ -126,17 +92,14 @@ class ConvWeight(Steerable):
         self, function: AffineFunction, found: Plan, metric: TapMetric | None = None
     ) -> None:
         self._function, self._plan = function, found
-        self.is_transposed = isinstance(found.map, TransposedMap)
-        inner = found.map.inner if isinstance(found.map, TransposedMap) else found.map
-        assert isinstance(inner, ConvMap)
-        self.conv = inner
-        self.start, self.unit = inner.weight, found.unit
-        self.metric = TapMetric(inner, None, None) if metric is None else metric
+        conv = found.map.convolution
+        assert conv is not None
+        self.conv, self.is_transposed = conv, found.map.is_transposed
+        self.start, self.unit = conv.weight, found.unit
+        self.metric = TapMetric(conv, None, None) if metric is None else metric
 
     def operator(self, point: Tensor) -> LinearOperator:
-        return LinearOperator(
-            self._function, [with_weight(self._plan.map, point)], transposed=False
-        )
+        return LinearOperator(self._function, [self._plan.map.with_weight(point)], transposed=False)
 
     def symbol_norm(self, point: Tensor, excess: float, applications: int) -> float | None:
         """At least the norm at a point, from the symbol: that of a torus around the layer.
@@ -145,14 +108,13 @@ class ConvWeight(Steerable):
         circular, or where so many applications cost less.
         """
         conv = self.conv
-        each = conv.weight.numel() * math.prod(conv.target.shape[1:])
-        if most_work(conv, excess) > applications * each:
+        if most_work(conv, excess) > applications * conv.work:
             return None
         moved = ConvMap(point, conv.geometry, conv.source.shape, channels_last=False)
         return torus_norm(moved, excess)
 
     def gradients(self, point: Tensor, U: Tensor, V: Tensor) -> Tensor:
-        return conv_gradients(self.conv, *((V, U) if self.is_transposed else (U, V)))
+        return self._plan.map.weight_gradients(U, V)
 
     def solve(self, gradients: Tensor) -> Tensor:
         return self.metric.solve(gradients)
@@ -274,13 +236,11 @@ class DirectWeight(Movable):
 
     def __init__(self, function: AffineFunction, found: Plan) -> None:
         self._function, self._plan = function, found
-        self._plain = found.map.inner if isinstance(found.map, TransposedMap) else found.map
-        self.start, self.unit = weight_of(found.map), found.unit
+        assert found.map.weight is not None
+        self.start, self.unit = found.map.weight, found.unit
 
     def operator(self, point: Tensor) -> LinearOperator:
-        return LinearOperator(
-            self._function, [with_weight(self._plan.map, point)], transposed=False
-        )
+        return LinearOperator(self._function, [self._plan.map.with_weight(point)], transposed=False)
 
     def clipped(self, max_norm: float) -> Tensor:
         """The nearest weight within the bound."""
@@ -295,17 +255,14 @@ class DirectWeight(Movable):
 
     @cached_property
     def _decomposed(self) -> DecomposedMatrices:
-        groups = self._plain.geometry.groups if isinstance(self._plain, ConvMap) else 1
+        conv = self._plan.map.convolution
+        groups = 1 if conv is None else conv.geometry.groups
         return DecomposedMatrices(self.start.reshape(groups, self.start.shape[0] // groups, -1))
 
     def distance(self, point: Tensor) -> float:
-        map_ = self._plain
-        if isinstance(map_, DenseMap):
-            copies = math.prod(map_.leading)
-        else:
-            copies = math.prod(map_.target.shape[1:])
-        change = wide(point - self.start).norm()
-        return float(change) * math.sqrt(copies)
+        square = self._plan.map.with_weight(point - self.start).frobenius_sq()
+        assert square is not None
+        return math.sqrt(square)
 
     def scaled(self, point: Tensor, factor: float) -> Tensor:
         return point * factor
@@ -326,8 +283,8 @@ def movable_weight(
     found = plan(function, names, unit)
     if found is None:
         return GenericWeights(function, names, unit)
-    inner = found.map.inner if isinstance(found.map, TransposedMap) else found.map
-    if isinstance(inner, ConvMap) and not WindowBlocks.fits(inner):
+    conv = found.map.convolution
+    if conv is not None and not conv.has_separate_windows:
         return ConvWeight(function, found, metric)
     return DirectWeight(function, found)
 

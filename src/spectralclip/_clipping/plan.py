@@ -13,18 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from spectralclip._linalg import sent
-from spectralclip._operators import (
-    AffineFunction,
-    ConvMap,
-    DenseMap,
-    DiagonalMap,
-    IdentityMap,
-    LinearMap,
-    LinearOperator,
-    Stage,
-    TransposedMap,
-    explicit_maps,
-)
+from spectralclip._operators import AffineFunction, LinearMap, LinearOperator, Stage, explicit_maps
 
 Move = Literal["first", "all"]
 NEXT_TO_NOTHING = 1e-4
@@ -51,7 +40,8 @@ class Plan:
     ) -> None:
         self.unit = unit
         # Divided even where the unit is one: the layer's own memory will change.
-        self.map = with_weight(map_, weight_of(map_) / unit)
+        assert map_.weight is not None
+        self.map = map_.with_weight(map_.weight / unit)
         self._name, self._scale, self._flip = name, scale, flip
         self._original = None if scale is None else function.values[name].clone()
 
@@ -67,29 +57,6 @@ class Plan:
         original = self._original.T if self._flip else self._original
         own = torch.where(alive, own, original)
         return {self._name: own.T if self._flip else own}
-
-
-def weight_of(map_: LinearMap) -> Tensor:
-    """The numbers that a plain map consists of."""
-    if isinstance(map_, TransposedMap):
-        return weight_of(map_.inner)
-    if isinstance(map_, DiagonalMap):
-        return map_.factors
-    assert isinstance(map_, (ConvMap, DenseMap))
-    return map_.weight
-
-
-def with_weight(map_: LinearMap, weight: Tensor) -> LinearMap:
-    """A plain map with other numbers."""
-    if isinstance(map_, TransposedMap):
-        return TransposedMap(with_weight(map_.inner, weight))
-    if isinstance(map_, DiagonalMap):
-        return DiagonalMap(weight, map_.source.shape, map_.source.channels_last)
-    if isinstance(map_, DenseMap):
-        return DenseMap(weight, map_.leading)
-    assert isinstance(map_, ConvMap)
-    source = map_.source
-    return ConvMap(weight, map_.geometry, source.shape, channels_last=source.channels_last)
 
 
 def moving_names(op: LinearOperator, function: AffineFunction, move: Move) -> list[str]:
@@ -132,16 +99,16 @@ def plan(function: AffineFunction, names: list[str], unit: float) -> Plan | None
         return None
     core = maps[position]
     kept = [map_ for map_ in maps if map_ is core or not _is_idle(map_)]
-    while isinstance(kept[0], IdentityMap) and kept[0] is not core:
+    while kept[0].is_identity and kept[0] is not core:
         kept.pop(0)  # reshaping at either end changes no singular value
-    while isinstance(kept[-1], IdentityMap) and kept[-1] is not core:
+    while kept[-1].is_identity and kept[-1] is not core:
         kept.pop()
     place = kept.index(core)
     factors = [map_ for map_ in kept if map_ is not core]
-    if not all(isinstance(map_, DiagonalMap) for map_ in factors):
+    if any(map_.channel_factors is None for map_ in factors):
         return None
     before, after = (
-        _product([map_.factors for map_ in part if isinstance(map_, DiagonalMap)])
+        _product([map_.channel_factors for map_ in part if map_.channel_factors is not None])
         for part in (kept[:place], kept[place + 1 :])
     )
     return _merged_plan(function, name, users[0].layer, core, before, after, unit)
@@ -157,7 +124,7 @@ def _is_own_weight(stage: Stage, name: str) -> bool:
 
 
 def _is_idle(map_: LinearMap) -> bool:
-    return isinstance(map_, IdentityMap) and map_.source.shape == map_.target.shape
+    return map_.is_identity and map_.keeps_positions
 
 
 def _product(factors: list[Tensor]) -> Tensor | None:
@@ -178,40 +145,21 @@ def _merged_plan(
     after: Tensor | None,
     unit: float,
 ) -> Plan | None:
-    ones = torch.ones_like
-    if isinstance(core, DiagonalMap):
+    flip = isinstance(layer, nn.Embedding)
+    own = core.with_weight(function.values[name]) if core.channel_factors is not None else core
+    if core.channel_factors is not None:
         # The parameter is gamma: the running variance belongs to the factors.
         deviation = torch.sqrt(
-            sent(layer.running_var, core.factors.device, core.factors.dtype) + layer.eps
+            sent(layer.running_var, core.channel_factors.device, core.channel_factors.dtype)
+            + layer.eps
         )
-        scale = 1 / deviation
-        for extra in (before, after):
-            scale = scale if extra is None else scale * extra
-        weight = function.values[name] * scale
-        source = core.source
-        merged = DiagonalMap(weight, source.shape, source.channels_last)
-        return Plan(function, name, merged, scale, unit)
-    if isinstance(core, DenseMap):
-        if core.leading and (before is not None or after is not None):
-            return None
-        flip = isinstance(layer, nn.Embedding)
-        if before is None and after is None:
-            return Plan(function, name, core, None, unit, flip=flip)
-        scale = ones(core.weight)
-        scale = scale if after is None else scale * after[:, None]
-        scale = scale if before is None else scale * before
-        dense = DenseMap(core.weight * scale, core.leading)
-        return Plan(function, name, dense, scale, unit, flip=flip)
-    transposed = isinstance(core, TransposedMap)
-    conv = core.inner if isinstance(core, TransposedMap) else core
-    if not isinstance(conv, ConvMap):
-        return None
+        before = 1 / deviation if before is None else before / deviation
     if before is None and after is None:
-        return Plan(function, name, core, None, unit)
-    rows, columns = (before, after) if transposed else (after, before)
-    scale_map = ConvMap(
-        ones(conv.weight), conv.geometry, conv.source.shape, channels_last=False
-    ).scaled(rows, columns)
-    merged_conv = conv.scaled(rows, columns)
-    map_ = TransposedMap(merged_conv) if transposed else merged_conv
-    return Plan(function, name, map_, scale_map.weight, unit)
+        return Plan(function, name, own, None, unit, flip=flip) if own.weight is not None else None
+    if own.weight is None:
+        return None
+    merged = own.scaled(after, before)
+    factors = own.with_weight(torch.ones_like(own.weight)).scaled(after, before)
+    if merged is None or factors is None:
+        return None
+    return Plan(function, name, merged, factors.weight, unit, flip=flip)

@@ -17,31 +17,7 @@ from torch import Tensor
 
 from spectralclip._common import Shape
 from spectralclip._linalg import on_host, wide
-from spectralclip._operators import ConvMap, read_positions
-
-
-def tap_gram(conv: ConvMap) -> Tensor:
-    """D on the taps of a convolution, `(taps, taps)` in float64 on the CPU."""
-    gram = torch.ones(1, 1, dtype=torch.float64, device="cpu")
-    for axis in range(conv.weight.ndim - 2):
-        gram = torch.kron(gram, _axis_gram(conv, axis))
-    return gram
-
-
-def _axis_gram(conv: ConvMap, axis: int) -> Tensor:
-    geometry, size = conv.geometry, conv.source.shape[1 + axis]
-    before, after = geometry.before[axis], geometry.after[axis]
-    windows, taps = conv.target.shape[1 + axis], conv.weight.shape[2 + axis]
-    starts = torch.arange(windows, device="cpu") * geometry.stride[axis]
-    padded = starts[:, None] + torch.arange(taps, device="cpu") * geometry.dilation[axis]
-    if geometry.mode == "zeros":
-        read = padded - before
-        inside = (read >= 0) & (read < size)
-    else:
-        read = read_positions(geometry.mode, before, size, after)[padded]
-        inside = torch.ones_like(read, dtype=torch.bool)
-    same = (read[:, :, None] == read[:, None, :]) & inside[:, :, None] & inside[:, None, :]
-    return same.sum(0).double()
+from spectralclip._operators import ConvMap
 
 
 @final
@@ -54,7 +30,7 @@ class TapMetric:
     """
 
     def __init__(self, conv: ConvMap, rows: Tensor | None, columns: Tensor | None) -> None:
-        self._gram = tap_gram(conv)
+        self._gram = conv.tap_gram()
         values, vectors = torch.linalg.eigh(self._gram)
         kept = values > 1e-10 * values.max().clamp_min(1e-300)
         inverse = torch.where(kept, 1 / values.clamp_min(1e-300), 0.0)

@@ -18,16 +18,7 @@ from torch import Tensor, nn
 from spectralclip._clipping.tap_metric import TapMetric
 from spectralclip._common import Shape
 from spectralclip._linalg import sent
-from spectralclip._operators import (
-    AffineFunction,
-    ConvMap,
-    DenseMap,
-    DiagonalMap,
-    IdentityMap,
-    LinearMap,
-    TransposedMap,
-    as_operator,
-)
+from spectralclip._operators import AffineFunction, LinearMap, as_operator
 
 LARGEST_PROBED = 4096
 _ITERATIONS = 200
@@ -75,20 +66,20 @@ def _closed_form(function: AffineFunction, name: str) -> WeightMetric | None:
     own = maps[place]
     if before is None or after is None:
         return None
-    if isinstance(own, ConvMap):
-        return TapMetric(own, _product(after), _product(before))
-    if isinstance(own, TransposedMap) and isinstance(own.inner, ConvMap):
-        return TapMetric(own.inner, _product(before), _product(after))
-    return _diagonal(own, layer, before, after)
+    conv = own.convolution
+    if conv is not None:
+        sides = (before, after) if own.is_transposed else (after, before)
+        return TapMetric(conv, *map(_product, sides))
+    return _diagonal(own, layer, _product(before), _product(after))
 
 
 def _channel_factors(outside_in: Sequence[LinearMap]) -> list[Tensor] | None:
     """The factors of the batch norms on one side of the layer; None if there is more."""
     factors: list[Tensor] = []
     for map_ in outside_in:
-        if isinstance(map_, DiagonalMap):
-            factors.append(map_.factors)
-        elif not isinstance(map_, IdentityMap) or (factors and map_.source != map_.target):
+        if map_.channel_factors is not None:
+            factors.append(map_.channel_factors)
+        elif not map_.is_identity or (factors and map_.source != map_.target):
             return None  # what reshapes may lie outside all batch norms, not inside one
     return factors
 
@@ -115,26 +106,26 @@ class DiagonalMetric:
 
 
 def _diagonal(
-    own: LinearMap, layer: object, before: list[Tensor], after: list[Tensor]
+    own: LinearMap, layer: object, before: Tensor | None, after: Tensor | None
 ) -> WeightMetric | None:
     """D of a dense layer, an embedding or a batch norm: how often and how scaled an entry acts."""
-    if isinstance(own, DenseMap) and not (own.leading and (before or after)):
-        scale = torch.full_like(own.weight, math.prod(own.leading))
-        for factors in after:
-            scale = scale * factors.square()[:, None]
-        for factors in before:
-            scale = scale * factors.square()
-        return DiagonalMetric(scale.T if isinstance(layer, nn.Embedding) else scale)
-    if isinstance(own, DiagonalMap) and isinstance(layer, nn.modules.batchnorm._BatchNorm):
+    if own.weight is None:
+        return None
+    ones = own.with_weight(torch.ones_like(own.weight))
+    if own.channel_factors is not None:
+        if not isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            return None
         assert layer.running_var is not None
-        positions = math.prod(own.source.shape[1:])
-        scale = positions / (
-            sent(layer.running_var, own.factors.device, own.factors.dtype) + layer.eps
-        )
-        for factors in before + after:
-            scale = scale * factors.square()
-        return DiagonalMetric(scale)
-    return None
+        deviation = (
+            sent(layer.running_var, own.weight.device, own.weight.dtype) + layer.eps
+        ).sqrt()
+        before = 1 / deviation if before is None else before / deviation
+    scaled = ones.scaled(after, before)
+    if scaled is None or scaled.weight is None:
+        return None
+    copies = own.source.size // (own.weight.shape[-1])
+    scale = copies * scaled.weight.square()
+    return DiagonalMetric(scale.T if isinstance(layer, nn.Embedding) else scale)
 
 
 @final

@@ -19,7 +19,12 @@ from spectralclip._linalg.precision import (
     wide,
 )
 from spectralclip._linalg.qp import Array, nonnegative_qp, solve_nonnegative
-from spectralclip._linalg.small_matrices import below, largest_eigenvalue, norm_is_below
+from spectralclip._linalg.small_matrices import (
+    below,
+    largest_eigenvalue,
+    norm_is_below,
+    sum_of_squares,
+)
 
 __all__ = [
     "Array",
@@ -38,6 +43,7 @@ __all__ = [
     "on_host",
     "sent",
     "solve_nonnegative",
+    "sum_of_squares",
     "symbols",
     "tap_waves",
     "theorem_singular_values",

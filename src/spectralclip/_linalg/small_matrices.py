@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spectralclip._linalg.precision import on_host
+from spectralclip._linalg.precision import decomposable, on_host
 
 SLICE = 512  # rows of a large matrix that are widened at once
 
@@ -62,3 +62,8 @@ def norm_is_below(matrix: Tensor, limit: float) -> bool:
             test[start : start + SLICE, other : other + SLICE] = rows @ columns.T
     test.diagonal().add_((limit / scale) ** 2)
     return int(torch.linalg.cholesky_ex(test).info) == 0
+
+
+def sum_of_squares(x: Tensor) -> float:
+    """The squared Frobenius norm of a tensor, summed in float64."""
+    return float(torch.linalg.vector_norm(decomposable(x.detach()), dtype=torch.float64)) ** 2

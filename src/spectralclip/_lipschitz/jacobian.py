@@ -33,8 +33,8 @@ from spectralclip._models import (
 from spectralclip._operators import (
     HALF_PRECISION,
     AffineFunction,
-    ExplicitMap,
     Layout,
+    LinearMap,
     LinearOperator,
     describe,
     plain_numerics,
@@ -302,7 +302,7 @@ class _Point:
 
 
 @final
-class _JacobianMap(ExplicitMap):
+class _JacobianMap(LinearMap):
     """The two directions of a linearization, row by row."""
 
     def __init__(self, point: _Point, source: Shape, target: Shape) -> None:

@@ -13,7 +13,7 @@ from spectralclip._operators.affine import (
     plain_numerics,
     unchanged_rng,
 )
-from spectralclip._operators.blocks import CircularBlocks, ListedBlocks, WindowBlocks, block_form
+from spectralclip._operators.blocks import ListedBlocks, WindowBlocks
 from spectralclip._operators.build import KNOWN_AFFINE, build_maps, explicit_maps, is_plain, merge
 from spectralclip._operators.check_affine import check_affine
 from spectralclip._operators.maps import (
@@ -22,7 +22,6 @@ from spectralclip._operators.maps import (
     ConvMap,
     DenseMap,
     DiagonalMap,
-    ExplicitMap,
     IdentityMap,
     Layout,
     LinearMap,
@@ -38,12 +37,10 @@ __all__ = [
     "KNOWN_AFFINE",
     "AffineFunction",
     "AutogradMap",
-    "CircularBlocks",
     "ConvGeometry",
     "ConvMap",
     "DenseMap",
     "DiagonalMap",
-    "ExplicitMap",
     "IdentityMap",
     "Layer",
     "Layout",
@@ -56,7 +53,6 @@ __all__ = [
     "TransposedMap",
     "WindowBlocks",
     "as_operator",
-    "block_form",
     "build_maps",
     "check_affine",
     "describe",

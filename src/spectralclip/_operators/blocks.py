@@ -13,14 +13,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor
 
 from spectralclip._linalg import alias_frequencies, decomposable, folded_frequencies, symbols, wide
-from spectralclip._operators.maps import ConvMap, DenseMap, DiagonalMap, LinearMap, TransposedMap
-from spectralclip._operators.operator import LinearOperator
+
+if TYPE_CHECKING:  # maps know their blocks, and not the other way round
+    from spectralclip._operators.maps import ConvMap, Layout, LinearMap
 
 
 class BlockForm(ABC):
@@ -136,11 +137,11 @@ def _gram_values(matrices: Tensor) -> Tensor:
 class DenseBlocks(ListedBlocks):
     """One matrix, at each position of the leading axes."""
 
-    def __init__(self, map_: DenseMap) -> None:
-        self._weight = decomposable(map_.weight)
-        self.copies = torch.tensor([math.prod(map_.leading)], device="cpu")
-        self.block_shape = (map_.weight.shape[0], map_.weight.shape[1])
-        self.application_work = float(map_.weight.numel() * math.prod(map_.leading))
+    def __init__(self, weight: Tensor, positions: int) -> None:
+        self._weight = decomposable(weight)
+        self.copies = torch.tensor([positions], device="cpu")
+        self.block_shape = (weight.shape[0], weight.shape[1])
+        self.application_work = float(weight.numel() * positions)
 
     def blocks(self, index: slice | Tensor) -> Tensor:
         return self._weight[None]
@@ -161,12 +162,12 @@ class DenseBlocks(ListedBlocks):
 class DiagonalBlocks(ListedBlocks):
     """One number for each channel, at each position."""
 
-    def __init__(self, map_: DiagonalMap) -> None:
-        self._factors, self._layout = decomposable(map_.factors), map_.source
-        positions = math.prod(self._layout.shape[1:])
-        self.copies = torch.full(map_.factors.shape, positions, device="cpu")
+    def __init__(self, factors: Tensor, layout: Layout) -> None:
+        self._factors, self._layout = decomposable(factors), layout
+        positions = math.prod(layout.shape[1:])
+        self.copies = torch.full(factors.shape, positions, device="cpu")
         self.block_shape = (1, 1)
-        self.application_work = float(map_.source.size)
+        self.application_work = float(layout.size)
 
     def blocks(self, index: slice | Tensor) -> Tensor:
         return self._factors[index][:, None, None]
@@ -194,23 +195,7 @@ class WindowBlocks(ListedBlocks):
         self._matrices = weight.reshape(groups, weight.shape[0] // groups, -1)
         self.copies = torch.full((groups,), math.prod(self._windows), device="cpu")
         self.block_shape = (self._matrices.shape[1], self._matrices.shape[2])
-        self.application_work = _conv_work(map_)
-
-    @staticmethod
-    def fits(map_: ConvMap) -> bool:
-        geometry = map_.geometry
-        if any(geometry.before) or any(geometry.after):
-            return False
-        return all(
-            count == 1 or stride >= d * (k - 1) + 1
-            for count, stride, d, k in zip(
-                map_.target.shape[1:],
-                geometry.stride,
-                geometry.dilation,
-                map_.weight.shape[2:],
-                strict=True,
-            )
-        )
+        self.application_work = map_.work
 
     def values(self) -> Tensor:
         return block_values(self.blocks, self.copies.shape[0], self.block_shape)
@@ -255,17 +240,7 @@ class CircularBlocks(ListedBlocks):
         self._frequencies, counts = folded_frequencies(self._sides, geometry.stride)
         self.copies = counts.repeat(groups)
         self.block_shape = (c_out, c_in * math.prod(geometry.stride))
-        self.application_work = _conv_work(map_)
-
-    @staticmethod
-    def fits(map_: ConvMap) -> bool:
-        geometry = map_.geometry
-        return geometry.mode == "circular" and all(
-            side % stride == 0 and count == side // stride
-            for side, stride, count in zip(
-                map_.source.shape[1:], geometry.stride, map_.target.shape[1:], strict=True
-            )
-        )
+        self.application_work = map_.work
 
     def values(self) -> Tensor:
         return block_values(self.blocks, self.copies.shape[0], self.block_shape)
@@ -330,27 +305,3 @@ class TransposedBlocks(BlockForm):
         # The left vectors of the inner layer: images of its right ones.
         rows = self._inner.leading_rows(k)
         return self._map.adjoint(rows.to(self._device))
-
-
-def _conv_work(map_: ConvMap) -> float:
-    return float(map_.weight.numel() * math.prod(map_.target.shape[1:]))
-
-
-def block_form(op: LinearOperator) -> BlockForm | None:
-    """The operator as independent blocks, where it falls apart into some."""
-    return _map_form(op.maps[0], op.device) if len(op.maps) == 1 else None
-
-
-def _map_form(map_: LinearMap, device: torch.device) -> BlockForm | None:
-    if isinstance(map_, DenseMap):
-        return DenseBlocks(map_)
-    if isinstance(map_, DiagonalMap):
-        return DiagonalBlocks(map_)
-    if isinstance(map_, ConvMap):
-        if WindowBlocks.fits(map_):
-            return WindowBlocks(map_)
-        return CircularBlocks(map_) if CircularBlocks.fits(map_) else None
-    if isinstance(map_, TransposedMap):
-        inner = _map_form(map_.inner, device)
-        return None if inner is None else TransposedBlocks(inner, map_, device)
-    return None

@@ -104,7 +104,7 @@ def merge(maps: Sequence[LinearMap]) -> list[LinearMap]:
     """Absorb identities, and diagonals into the convolution or matrix next to them."""
     merged: list[LinearMap] = []
     for map_ in maps:
-        if isinstance(map_, IdentityMap) and map_.source == map_.target and len(maps) > 1:
+        if map_.is_identity and map_.source == map_.target and len(maps) > 1:
             continue
         together = _merged_pair(merged[-1], map_) if merged else None
         if together is None:
@@ -115,14 +115,10 @@ def merge(maps: Sequence[LinearMap]) -> list[LinearMap]:
 
 
 def _merged_pair(first: LinearMap, second: LinearMap) -> LinearMap | None:
-    if isinstance(first, ConvMap) and isinstance(second, DiagonalMap):
-        return first.scaled(rows=second.factors)
-    if isinstance(first, DiagonalMap) and isinstance(second, ConvMap):
-        return second.scaled(columns=first.factors)
-    if isinstance(first, DenseMap) and isinstance(second, DiagonalMap) and not first.leading:
-        return DenseMap(first.weight * second.factors[:, None])
-    if isinstance(first, DiagonalMap) and isinstance(second, DenseMap) and not second.leading:
-        return DenseMap(second.weight * first.factors)
+    if second.channel_factors is not None:
+        return first.scaled(second.channel_factors, None)
+    if first.channel_factors is not None:
+        return second.scaled(None, first.channel_factors)
     return None
 
 

@@ -12,9 +12,10 @@ from torch import Tensor
 from spectralclip._common import as_shape
 from spectralclip._linalg import full_precision, sent
 from spectralclip._operators.affine import AffineFunction, Layer, plain_numerics
-from spectralclip._operators.build import build_maps, known_affine
+from spectralclip._operators.blocks import BlockForm
+from spectralclip._operators.build import build_maps, known_affine, merge
 from spectralclip._operators.check_affine import require_affine
-from spectralclip._operators.maps import AutogradMap, LinearMap, ScalarMap, TransposedMap
+from spectralclip._operators.maps import AutogradMap, ConvMap, LinearMap, ScalarMap
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator as ScipyOperator
@@ -151,13 +152,33 @@ class LinearOperator:
 
     def adjoint(self) -> LinearOperator:
         """The operator `M^T`, from `out_shape` to `in_shape`."""
-        flipped = [
-            map_.inner if isinstance(map_, TransposedMap) else TransposedMap(map_)
-            for map_ in reversed(self.maps)
-        ]
+        flipped = [map_.transpose() for map_ in reversed(self.maps)]
         return LinearOperator(
             self._function, flipped, transposed=not self._transposed, scale=self._scale
         )
+
+    # --- what the maps know ---
+
+    @property
+    def convolution(self) -> ConvMap | None:
+        """The one convolution that the operator or its transpose is, batch norms merged in."""
+        merged = merge(self.maps)
+        return merged[0].convolution if len(merged) == 1 else None
+
+    def block_form(self) -> BlockForm | None:
+        """The operator as independent small matrices, where it is block diagonal."""
+        return self.maps[0].block_form(self.device) if len(self.maps) == 1 else None
+
+    def frobenius_sq(self) -> float | None:
+        """`||M||_F^2`; None where it has no closed form."""
+        factor, rest = 1.0, []
+        for map_ in merge(self.maps):
+            if isinstance(map_, ScalarMap):
+                factor *= map_.factor**2
+            elif not map_.is_identity:
+                rest.append(map_)
+        square = rest[0].frobenius_sq() if len(rest) == 1 else None
+        return None if square is None else factor * square
 
     def balanced(self) -> tuple[LinearOperator, float]:
         """The operator times a power of two that keeps fourth powers of its norm in range.
@@ -246,7 +267,7 @@ class LinearOperator:
     @torch.no_grad()
     def gram_rows(self, rows: Tensor) -> Tensor:
         """`M^T M x` for each flat row x."""
-        if rows.device.type == "cpu" and any(isinstance(map_, AutogradMap) for map_ in self.maps):
+        if rows.device.type == "cpu" and not all(map_.is_explicit for map_ in self.maps):
             at_once = max(1, _WIDE // (rows.shape[1] * rows.element_size()))
             if rows.shape[0] > at_once:
                 return torch.cat([self._gram_of(part) for part in rows.split(at_once)])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._linalg import on_host
-from spectralclip._operators import AutogradMap, LinearOperator, block_form
+from spectralclip._operators import LinearOperator
 from spectralclip._spectrum.solvers import Solver
 from spectralclip._spectrum.subspace import ROUNDING, Accuracy, orthonormal_rows, small
 from spectralclip._spectrum.triplets import (
@@ -65,7 +65,7 @@ class Exact(Solver):
 
     @staticmethod
     def _from_blocks(op: LinearOperator, k: int, accuracy: Accuracy) -> Triplets | None:
-        form = block_form(op)
+        form = op.block_form()
         if form is None or form.value_count < k:
             return None
         rows = form.leading_rows(k).to(op.device, op.dtype)
@@ -83,7 +83,7 @@ class Exact(Solver):
         residuals = (U @ matrix - S[:, None] * V).norm(dim=1)
         eps = accuracy.eps
         errors = 2 * margin(op) * S + ROUNDING * torch.finfo(S.dtype).eps * S[0]
-        if len(op.maps) > 1 or isinstance(op.maps[0], AutogradMap):
+        if len(op.maps) > 1 or not op.maps[0].is_explicit:
             # The entries are rounded sums of products, and so is each further application.
             overlaps = small(op.adjoint_rows(left) @ right.T) - torch.diag(S)
             errors, spent = rounding_errors(op, S, overlaps), spent + k

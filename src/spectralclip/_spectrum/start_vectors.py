@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._linalg import sent
-from spectralclip._operators import ConvGeometry, ConvMap, LinearMap, LinearOperator, TransposedMap
+from spectralclip._operators import ConvGeometry, ConvMap, LinearMap, LinearOperator
 from spectralclip._spectrum.symbol_peak import (
     Torus,
     enough_points,
@@ -83,7 +83,7 @@ def _tiled(
 
 def _leading_wave(map_: LinearMap) -> Tensor | None:
     """The plane wave at which the symbol's norm is largest; None where that is dear to find."""
-    conv = _convolution(map_)
+    conv = map_.convolution
     assert conv is not None
     application = conv.weight.numel() * math.prod(conv.target.shape[1:])
     if most_work(conv, OFF_THE_PEAK) > PEAK_APPLICATIONS * application:
@@ -94,7 +94,7 @@ def _leading_wave(map_: LinearMap) -> Tensor | None:
     torus = Torus(conv, sides, stride, dilation)
     peak = symbol_peak(torus, OFF_THE_PEAK)
     space = map_.source.shape[1:]
-    image = torus.leading_wave(peak, space, outputs=isinstance(map_, TransposedMap))
+    image = torus.leading_wave(peak, space, outputs=map_.is_transposed)
     wave = torch.zeros(map_.source.shape, dtype=conv.weight.dtype, device=conv.weight.device)
     channels = image.shape[0]
     wave[peak.group * channels : (peak.group + 1) * channels] = sent(image, wave.device, wave.dtype)
@@ -107,18 +107,13 @@ def has_waves(op: LinearOperator) -> bool:
     Reflected and replicated borders have isolated vectors in their corners, which a random start
     meets late.
     """
-    conv = _convolution(op.maps[0]) if len(op.maps) == 1 else None
+    conv = op.maps[0].convolution if len(op.maps) == 1 else None
     return conv is not None and conv.geometry.mode in ("zeros", "circular")
-
-
-def _convolution(map_: LinearMap) -> ConvMap | None:
-    inner = map_.inner if isinstance(map_, TransposedMap) else map_
-    return inner if isinstance(inner, ConvMap) else None
 
 
 def torus_map(map_: LinearMap) -> LinearMap | None:
     """The same kernel on a small torus, or None where that would not be much smaller."""
-    conv = _convolution(map_)
+    conv = map_.convolution
     # Reflected and replicated borders have leading vectors of their own, which are no waves; and
     # on a torus, waves of a shorter period would never mix with the others.
     if conv is None or conv.geometry.mode != "zeros":
@@ -142,4 +137,4 @@ def torus_map(map_: LinearMap) -> LinearMap | None:
     )
     shape = (conv.source.shape[0], *sides)
     torus = ConvMap(conv.weight, wrapped, shape, channels_last=conv.source.channels_last)
-    return TransposedMap(torus) if isinstance(map_, TransposedMap) else torus
+    return torus.transpose() if map_.is_transposed else torus

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._linalg import sent
-from spectralclip._operators import Layer, LinearOperator, as_operator, block_form, plain_numerics
+from spectralclip._operators import Layer, LinearOperator, as_operator, plain_numerics
 from spectralclip._spectrum.exact import DENSE_LIMIT, Exact, dense_values, require_dense
 from spectralclip._spectrum.solvers import Lanczos, Solver
 from spectralclip._spectrum.triplets import Triplets
@@ -188,7 +188,7 @@ def singular_values(
     """
     op = as_operator(layer, in_shape)
     m, n = op.shape
-    form = block_form(op)
+    form = op.block_form()
     if form is not None:
         values = form.values().to(op.device, op.dtype)
         copies = form.copies.to(values.device)
@@ -202,7 +202,7 @@ def singular_values(
 def _choose(op: LinearOperator, k: int) -> Solver:
     m, n = op.shape
     small = min(m, n)
-    form = block_form(op)
+    form = op.block_form()
     if form is not None and form.value_count >= k:
         pairs = 30 + 20 * k  # what Lanczos needs to three digits
         lanczos = _LANCZOS_OVERHEAD + 2 * pairs * form.application_work

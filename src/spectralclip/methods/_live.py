@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from spectralclip._clipping import with_weight
 from spectralclip._common import Shape
 from spectralclip._operators import (
     AffineFunction,
@@ -60,7 +59,7 @@ class LiveLayer:
         """
         if self._template is not None and self._has_plain_weight():
             weight = self._first.weight.detach().to(self.function.dtype)
-            return self._explicit([with_weight(self._template, weight)])
+            return self._explicit([self._template.with_weight(weight)])
         maps = explicit_maps(self.function)
         if maps is None:
             return _Evaluated(self.function, self.values())

@@ -13,8 +13,6 @@ from spectralclip._models import FoundLayer
 from spectralclip._operators import (
     AffineFunction,
     ConvMap,
-    TransposedMap,
-    WindowBlocks,
     explicit_maps,
 )
 from spectralclip._training.engine.constrained_layer import TRANSPOSED, BatchNorm, Slot
@@ -102,7 +100,7 @@ def _is_matrix(slot: Slot) -> bool:
     if slot.norm is not None:
         return False
     conv = _conv(slot)
-    if not isinstance(slot.module, nn.Linear) and (conv is None or not WindowBlocks.fits(conv)):
+    if not isinstance(slot.module, nn.Linear) and (conv is None or not conv.has_separate_windows):
         return False
     kernels = slot.kernels()
     return min(kernels.shape[1], kernels.shape[2] * kernels.shape[3]) <= DECOMPOSED
@@ -148,5 +146,4 @@ def _conv(slot: Slot) -> ConvMap | None:
     """The convolution that a layer is or is the transpose of, at its first input shape."""
     maps = explicit_maps(AffineFunction([slot.module], slot.in_shapes[0]))
     map_ = maps[0] if maps else None
-    inner = map_.inner if isinstance(map_, TransposedMap) else map_
-    return inner if isinstance(inner, ConvMap) else None
+    return None if map_ is None else map_.convolution

@@ -14,9 +14,9 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from spectralclip._clipping import GenericWeights, conv_gradients, moving_names
+from spectralclip._clipping import GenericWeights, moving_names
 from spectralclip._common import Shape
-from spectralclip._operators import AffineFunction, ConvMap, LinearOperator, TransposedMap
+from spectralclip._operators import AffineFunction, LinearOperator
 from spectralclip._spectrum import RitzTracker, Tracked, random_rows
 from spectralclip._training.engine.constrained_layer import SPIKE, Slot
 from spectralclip._training.engine.cut_step import DenseCuts, Stripping, project_, strip_
@@ -199,12 +199,10 @@ class ImageKeeper:
             return [gamma], torch.where(factor == 0, 0, shares / factor)
         if slot is not None and slot.norm is None and len(op.maps) == 1:
             map_ = op.maps[0]
-            conv = map_.inner if isinstance(map_, TransposedMap) else map_
-            if isinstance(conv, ConvMap) and not len(S):
+            if map_.convolution is not None and not len(S):
                 return [slot.weight], U.new_zeros(0, slot.weight.numel())
-            if isinstance(conv, ConvMap):
-                sides = (V, U) if isinstance(map_, TransposedMap) else (U, V)
-                return [slot.weight], conv_gradients(conv, *sides).flatten(1)
+            if map_.convolution is not None:
+                return [slot.weight], map_.weight_gradients(U, V).flatten(1)
         names = self._names
         rows = []
         outputs, inputs = op.output_tensor(U), op.input_tensor(V)
