@@ -13,9 +13,9 @@ from experiments._circulant_errors import CHANNELS, KERNELS, MORE_CHANNELS, PADD
 from experiments._circulant_section import section
 from experiments._true_norm import TrueNorm, true_norm
 from experiments.experiment import Config, Context, Experiment, Result, Scale
-from spectralclip.methods.delattre import Delattre
-from spectralclip.methods.sedghi import Sedghi
-from spectralclip.methods.senderovich import Senderovich
+from spectralclip.methods.baselines.delattre import Delattre
+from spectralclip.methods.baselines.sedghi import Sedghi
+from spectralclip.methods.baselines.senderovich import Senderovich
 
 STRIDES = (1, 2)
 FILTERS = 100

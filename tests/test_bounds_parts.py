@@ -21,7 +21,7 @@ from test_geometry import SAME_EVEN, convolutions, transposed_convolutions
 from torch import nn
 
 import spectralclip as sc
-from spectralclip._bounds.exact import convolution, embedding_sides, embedding_torus
+from spectralclip._bounds.exact import embedding_sides, embedding_torus
 from spectralclip._bounds.lanczos import Recurrence, continued
 from spectralclip._linalg.small_matrices import largest_eigenvalue
 from spectralclip._spectrum.symbol_peak import Torus, symbol_peak
@@ -29,7 +29,7 @@ from spectralclip._spectrum.symbol_peak import Torus, symbol_peak
 
 def zero_padded(layer: Any, in_shape: tuple[int, ...]) -> Any:
     """The convolution that a layer is, where it has zero padding."""
-    conv = convolution(sc.as_operator(layer, in_shape, dtype=torch.float64))
+    conv = sc.as_operator(layer, in_shape, dtype=torch.float64).convolution
     return conv if conv is not None and conv.geometry.mode == "zeros" else None
 
 

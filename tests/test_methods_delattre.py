@@ -16,9 +16,9 @@ from training_cases import EXAMPLE, assert_identical, loss_of, sgd, small_networ
 
 from spectralclip import NormWarning, attach
 from spectralclip.methods._domain import OutsideDomain
-from spectralclip.methods._gram import circular_bound, gram_bounds, zero_padding_bound
-from spectralclip.methods.delattre import Delattre
-from spectralclip.methods.senderovich import Senderovich
+from spectralclip.methods.baselines._gram import circular_bound, gram_bounds, zero_padding_bound
+from spectralclip.methods.baselines.delattre import Delattre
+from spectralclip.methods.baselines.senderovich import Senderovich
 
 # --- The bound of 2023 ------------------------------------------------------------------------
 

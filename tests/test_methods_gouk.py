@@ -23,10 +23,10 @@ from training_cases import (
 )
 
 from spectralclip import NormWarning, attach
-from spectralclip.methods import _scaler
 from spectralclip.methods._domain import OutsideDomain
-from spectralclip.methods.farnia import Farnia
-from spectralclip.methods.gouk import Gouk
+from spectralclip.methods.baselines import _scaler
+from spectralclip.methods.baselines.farnia import Farnia
+from spectralclip.methods.baselines.gouk import Gouk
 
 PADDINGS = ("zeros", "circular", "reflect", "replicate")
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -25,7 +25,7 @@ from training_cases import (
 
 from spectralclip import Attachment, NormWarning, attach
 from spectralclip.methods._domain import OutsideDomain
-from spectralclip.methods.miyato import Miyato
+from spectralclip.methods.baselines.miyato import Miyato
 
 
 def kernel_norm(module: Any) -> float:

@@ -29,12 +29,12 @@ from training_cases import (
 
 from spectralclip import FoundLayer, Method, NormWarning, attach, find_layers
 from spectralclip.methods._domain import OutsideDomain
-from spectralclip.methods._swap import SwapMethod
-from spectralclip.methods.aol import AOL
-from spectralclip.methods.cayley import Cayley
-from spectralclip.methods.eco import ECO
-from spectralclip.methods.lot import LOT
-from spectralclip.methods.soc import SOC
+from spectralclip.methods.baselines._swap import SwapMethod
+from spectralclip.methods.baselines.aol import AOL
+from spectralclip.methods.baselines.cayley import Cayley
+from spectralclip.methods.baselines.eco import ECO
+from spectralclip.methods.baselines.lot import LOT
+from spectralclip.methods.baselines.soc import SOC
 
 try:
     with warnings.catch_warnings():
@@ -307,7 +307,7 @@ def test_cayley_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr("spectralclip.methods.cayley.import_module", nothing)
+    monkeypatch.setattr("spectralclip.methods.baselines.cayley.import_module", nothing)
     model = nn.Sequential(nn.Linear(3, 3))
     with pytest.raises(ImportError, match=r'pip install "spectralclip\[orthogonal\]"'):
         attach(Cayley(), model, torch.zeros(1, 3))

@@ -20,7 +20,7 @@ from training_cases import EXAMPLE, assert_identical, sgd, small_network, snapsh
 
 from spectralclip import NormWarning, attach
 from spectralclip.methods._domain import OutsideDomain
-from spectralclip.methods.sedghi import Sedghi
+from spectralclip.methods.baselines.sedghi import Sedghi
 
 # --- Inside the domain: exact -----------------------------------------------------------------
 

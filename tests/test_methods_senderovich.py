@@ -17,10 +17,10 @@ from torch import nn
 from training_cases import EXAMPLE, assert_identical, small_network, snapshot
 
 from spectralclip import attach
-from spectralclip.methods._circulant import Torus
 from spectralclip.methods._domain import OutsideDomain
-from spectralclip.methods.sedghi import Sedghi
-from spectralclip.methods.senderovich import Senderovich, tensor_train
+from spectralclip.methods.baselines._circulant import Torus
+from spectralclip.methods.baselines.sedghi import Sedghi
+from spectralclip.methods.baselines.senderovich import Senderovich, tensor_train
 
 # --- Inside the domain: exact -----------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from training_cases import (
 from spectralclip import NormWarning, attach, svds
 from spectralclip.methods import virmaux_svds
 from spectralclip.methods._domain import OutsideDomain
-from spectralclip.methods.virmaux import Virmaux
+from spectralclip.methods.baselines.virmaux import Virmaux
 
 PADDINGS = ("zeros", "circular", "reflect", "replicate")
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from spectralclip._common import Shape
 from spectralclip._training import CONVS
-from spectralclip.methods._circulant import kernel_of
 from spectralclip.methods._domain import DENSE
 from spectralclip.methods._settings import check_count
+from spectralclip.methods.baselines._circulant import kernel_of
 
 PaddingForm: TypeAlias = Literal["circular", "zeros"]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
 from spectralclip.methods._domain import sole_module
-from spectralclip.methods._orthogonal import OrthogonalMethod, skew_exponential
+from spectralclip.methods.baselines._orthogonal import OrthogonalMethod, skew_exponential
 
 
 @final

@@ -32,8 +32,8 @@ from spectralclip.methods._domain import (
     sole_module,
     why_not_plain,
 )
-from spectralclip.methods._periodic import repetition
 from spectralclip.methods._settings import check_positive
+from spectralclip.methods.baselines._periodic import repetition
 
 
 @final

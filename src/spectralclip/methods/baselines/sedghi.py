@@ -13,10 +13,15 @@ from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
 from spectralclip._operators import Layer
 from spectralclip._training import Keeper, Method, Promise, Sharing
-from spectralclip.methods._circulant import Torus, kernel_of, loses_no_tap, why_not_circulant
 from spectralclip.methods._domain import finite_estimate, require, sole_module
-from spectralclip.methods._rounds import Rounds
 from spectralclip.methods._settings import check_count
+from spectralclip.methods.baselines._circulant import (
+    Torus,
+    kernel_of,
+    loses_no_tap,
+    why_not_circulant,
+)
+from spectralclip.methods.baselines._rounds import Rounds
 
 
 @final
@@ -58,7 +63,7 @@ class Sedghi(Method):
     Example:
         >>> import torch
         >>> from spectralclip import attach
-        >>> from spectralclip.methods.sedghi import Sedghi
+        >>> from spectralclip.methods.baselines.sedghi import Sedghi
         >>> conv = torch.nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular")
         >>> _ = torch.nn.init.ones_(conv.weight)
         >>> round(Sedghi.estimate(conv, (1, 8, 8)), 4)

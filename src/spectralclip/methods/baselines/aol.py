@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from spectralclip._models import FoundLayer
 from spectralclip._training import CONVS
 from spectralclip.methods._domain import finite_estimate, require, sole_module, why_not_plain
-from spectralclip.methods._periodic import repetition
-from spectralclip.methods._swap import Form, OwnShape, SwapMethod, why_not_its_own
+from spectralclip.methods.baselines._periodic import repetition
+from spectralclip.methods.baselines._swap import Form, OwnShape, SwapMethod, why_not_its_own
 
 
 @final

@@ -11,8 +11,8 @@ from spectralclip._common import Shape
 from spectralclip._operators import Layer, LinearOperator, as_operator, plain_numerics
 from spectralclip._spectrum import ROUNDING, Spectrum, tall_qr
 from spectralclip.methods._domain import affine_only
-from spectralclip.methods._power import SETTLED, power_method, random_start
 from spectralclip.methods._settings import check_count, check_positive
+from spectralclip.methods.baselines._power import SETTLED, power_method, random_start
 
 ITERATIONS = 500
 TOL = 1e-6

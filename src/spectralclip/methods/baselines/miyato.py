@@ -22,8 +22,8 @@ from spectralclip.methods._domain import (
     sole_module,
     why_not_plain,
 )
-from spectralclip.methods._normalized import NormalizedLayer
 from spectralclip.methods._settings import check_count
+from spectralclip.methods.baselines._normalized import NormalizedLayer
 
 
 @final

@@ -15,15 +15,15 @@ from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
 from spectralclip._operators import Layer, as_operator
 from spectralclip._training import Keeper, Method, Sharing, saved_vectors, warn
-from spectralclip.methods._deflation import ITERATIONS, TOL, virmaux_svds
 from spectralclip.methods._domain import finite_estimate
-from spectralclip.methods._power import (
+from spectralclip.methods._settings import check_count, check_positive
+from spectralclip.methods.baselines._deflation import ITERATIONS, TOL, virmaux_svds
+from spectralclip.methods.baselines._power import (
     MOST_ITERATIONS,
     SETTLED,
     power_method,
     random_start,
 )
-from spectralclip.methods._settings import check_count, check_positive
 
 
 @final

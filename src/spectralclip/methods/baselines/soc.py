@@ -7,7 +7,7 @@ from typing import final
 
 from torch import Tensor
 
-from spectralclip.methods._orthogonal import OrthogonalMethod, skew_exponential
+from spectralclip.methods.baselines._orthogonal import OrthogonalMethod, skew_exponential
 
 
 @final

@@ -22,9 +22,9 @@ from spectralclip.methods._domain import (
     sole_module,
     why_not_plain,
 )
-from spectralclip.methods._power import power_norm
-from spectralclip.methods._scaler import Scaler
 from spectralclip.methods._settings import check_count
+from spectralclip.methods.baselines._power import power_norm
+from spectralclip.methods.baselines._scaler import Scaler
 
 
 @final
@@ -119,7 +119,7 @@ class Gouk(Method):
 
         Example:
             >>> import torch
-            >>> from spectralclip.methods.gouk import Gouk
+            >>> from spectralclip.methods.baselines.gouk import Gouk
             >>> Gouk.estimate(torch.nn.AvgPool2d(2), (1, 4, 4))
             Traceback (most recent call last):
             spectralclip.methods._domain.OutsideDomain: Gouk is not defined for AvgPool2d(...

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from spectralclip._common import Shape
-from spectralclip.methods._swap import Form, Transform
+from spectralclip.methods.baselines._swap import Form, Transform
 
 
 @final

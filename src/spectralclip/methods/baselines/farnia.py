@@ -13,9 +13,9 @@ from spectralclip._models import FoundLayer
 from spectralclip._operators import Layer
 from spectralclip._training import Keeper, Method, Promise, Sharing
 from spectralclip.methods._domain import WEIGHTED, finite_estimate, require, why_not_plain
-from spectralclip.methods._power import power_norm
-from spectralclip.methods._scaler import Scaler
 from spectralclip.methods._settings import check_count
+from spectralclip.methods.baselines._power import power_norm
+from spectralclip.methods.baselines._scaler import Scaler
 
 
 @final

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spectralclip._models import FoundLayer
 from spectralclip._training import Keeper, warn
-from spectralclip.methods._circulant import Torus, is_finite, kernel_of
+from spectralclip.methods.baselines._circulant import Torus, is_finite, kernel_of
 
 Clip: TypeAlias = Callable[[Tensor, Torus, float], Tensor]
 """From a kernel, its torus and a bound to a kernel: the same object if it stays as it is."""

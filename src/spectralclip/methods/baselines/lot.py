@@ -8,8 +8,8 @@ from typing import final
 import torch
 from torch import Tensor, linalg
 
-from spectralclip.methods._orthogonal import OrthogonalMethod, nearer_unitary
 from spectralclip.methods._settings import check_count
+from spectralclip.methods.baselines._orthogonal import OrthogonalMethod, nearer_unitary
 
 
 @final

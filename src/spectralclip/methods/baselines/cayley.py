@@ -10,8 +10,8 @@ from typing import Any, final
 from torch import Tensor
 
 from spectralclip._models import FoundLayer
-from spectralclip.methods._orthogonal import OrthogonalMethod, nearer_unitary
-from spectralclip.methods._swap import Form
+from spectralclip.methods.baselines._orthogonal import OrthogonalMethod, nearer_unitary
+from spectralclip.methods.baselines._swap import Form
 
 
 @final

@@ -15,7 +15,7 @@ from spectralclip._models import FoundLayer
 from spectralclip._training import Keeper, saved_vectors, warn
 from spectralclip.methods._domain import is_batch_norm
 from spectralclip.methods._live import LiveLayer
-from spectralclip.methods._power import power_method
+from spectralclip.methods.baselines._power import power_method
 
 
 @final

@@ -21,8 +21,14 @@ from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
 from spectralclip._training import CONVS
 from spectralclip.methods._domain import sole_module, why_not_plain
-from spectralclip.methods._periodic import PeriodicForm, paddings
-from spectralclip.methods._swap import Form, OwnShape, SwapMethod, Transform, why_not_its_own
+from spectralclip.methods.baselines._periodic import PeriodicForm, paddings
+from spectralclip.methods.baselines._swap import (
+    Form,
+    OwnShape,
+    SwapMethod,
+    Transform,
+    why_not_its_own,
+)
 
 _SQUARINGS = 3  # until rounding is undone
 

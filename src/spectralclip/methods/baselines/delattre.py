@@ -14,16 +14,16 @@ from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
 from spectralclip._operators import Layer, plain_numerics
 from spectralclip._training import Keeper, Method, Promise, Sharing, warn
-from spectralclip.methods._circulant import why_not_circulant
 from spectralclip.methods._domain import finite_estimate, require, sole_module
-from spectralclip.methods._gram import (
+from spectralclip.methods._settings import check_positive
+from spectralclip.methods.baselines._circulant import why_not_circulant
+from spectralclip.methods.baselines._gram import (
     PaddingForm,
     check_form,
     is_part_of_circulant,
     layer_bound,
     pads_with_zeros,
 )
-from spectralclip.methods._settings import check_positive
 
 
 @final
@@ -75,7 +75,7 @@ class Delattre(Method):
     Example:
         >>> import torch
         >>> from spectralclip import attach
-        >>> from spectralclip.methods.delattre import Delattre
+        >>> from spectralclip.methods.baselines.delattre import Delattre
         >>> conv = torch.nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular")
         >>> _ = torch.nn.init.ones_(conv.weight)
         >>> attachment = attach(Delattre(), conv, torch.zeros(1, 1, 8, 8), max_norm=3.0)

@@ -13,10 +13,15 @@ from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
 from spectralclip._operators import Layer
 from spectralclip._training import Keeper, Method, Promise, Sharing
-from spectralclip.methods._circulant import Torus, kernel_of, loses_no_tap, why_not_circulant
 from spectralclip.methods._domain import finite_estimate, require, sole_module
-from spectralclip.methods._rounds import Rounds
 from spectralclip.methods._settings import check_count
+from spectralclip.methods.baselines._circulant import (
+    Torus,
+    kernel_of,
+    loses_no_tap,
+    why_not_circulant,
+)
+from spectralclip.methods.baselines._rounds import Rounds
 
 
 @final
@@ -65,7 +70,7 @@ class Senderovich(Method):
     Example:
         >>> import torch
         >>> from spectralclip import attach
-        >>> from spectralclip.methods.senderovich import Senderovich
+        >>> from spectralclip.methods.baselines.senderovich import Senderovich
         >>> conv = torch.nn.Conv2d(1, 1, 2, stride=2)
         >>> _ = torch.nn.init.ones_(conv.weight)
         >>> round(Senderovich.estimate(conv, (1, 8, 8)), 4)
