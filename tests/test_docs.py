@@ -58,7 +58,7 @@ def test_docstring_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_doctests_see_the_examples() -> None:
-    from spectralclip import digits
+    from spectralclip.demo import digits
 
     assert doctest.testmod(digits).attempted > 0
 

@@ -23,7 +23,6 @@ from torch.utils._pytree import tree_leaves
 
 import spectralclip as sc
 from spectralclip._bounds import exact as _block_norms
-from spectralclip._bounds.exact import convolution
 from spectralclip._bounds.views import View
 from spectralclip._clipping import clip as _clip
 from spectralclip._linalg.small_matrices import norm_is_below
@@ -91,7 +90,7 @@ def arpack_norm(layer: nn.Module, in_shape: tuple[int, ...]) -> float:
 
 def torus_of(conv: Any, sides: tuple[int, ...]) -> Torus:
     reach = [2 * d * k for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
-    map_ = convolution(sc.as_operator(conv, (conv.in_channels, *reach), dtype=torch.float64))
+    map_ = sc.as_operator(conv, (conv.in_channels, *reach), dtype=torch.float64).convolution
     assert map_ is not None
     return Torus(map_, sides, conv.stride, conv.dilation)
 
@@ -205,7 +204,7 @@ def test_the_leading_wave_is_nearly_a_singular_vector(stride: int, transposed: b
     conv = nn.Conv2d(3, 4, 5, stride, padding=1, dtype=torch.float64)
     side = 128
     op = sc.as_operator(conv, (3, side, side))
-    map_ = convolution(op)
+    map_ = op.convolution
     assert map_ is not None
     torus = Torus(map_, (1024, 1024), map_.geometry.stride, map_.geometry.dilation)
     peak = symbol_peak(torus)
@@ -523,5 +522,5 @@ def test_the_grid_of_frequencies_misses_no_more_than_it_says() -> None:
         supremum = fft_norms(conv, (64 * points,)).max()
         assert supremum <= (1 + excess) * fft_norms(conv, (points,)).max()
     assert symbol_degrees(
-        convolution(sc.as_operator(nn.Conv1d(1, 1, 7, 2, dilation=4), (1, 64)))
+        sc.as_operator(nn.Conv1d(1, 1, 7, 2, dilation=4), (1, 64)).convolution
     ) == (12,)  # type: ignore[arg-type]
