@@ -150,6 +150,17 @@ def test_an_early_end_is_within_what_it_may_leave_open(excess: float) -> None:
         assert peak.upper <= (1 + excess) * peak.value * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("rtol", [0.5, 0.1, 1e-3])
+def test_between_the_frequencies_of_any_torus(rtol: float) -> None:
+    """Single frequencies of a coarse torus say nothing of those between them."""
+    for kernel in [(3,), (9,), (2, 5), (7, 3), (1, 4)]:
+        conv = (nn.Conv1d if len(kernel) == 1 else nn.Conv2d)(1, 2, kernel)  # type: ignore[arg-type]
+        supremum = fft_norms(conv, (512,) * len(kernel)).max()
+        interval = sc.norm_bounds(conv, None, rtol=rtol)
+        assert interval.lower <= supremum * (1 + 1e-3) and supremum <= interval.upper
+        assert interval.width <= rtol
+
+
 @pytest.mark.parametrize(
     ("kernel", "stride", "dilation"), [(3, 2, 1), (5, 2, 3), (7, 3, 2), (4, 4, 6)]
 )
@@ -190,7 +201,7 @@ def test_a_flat_symbol_ends_the_search_early_or_is_looked_at_everywhere() -> Non
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_the_leading_wave_is_nearly_a_singular_vector(stride: int, transposed: bool) -> None:
-    conv = nn.Conv2d(3, 4, 5, stride, padding=2, dtype=torch.float64)
+    conv = nn.Conv2d(3, 4, 5, stride, padding=1, dtype=torch.float64)
     side = 128
     op = sc.as_operator(conv, (3, side, side))
     map_ = convolution(op)
@@ -217,8 +228,15 @@ LARGE_IMAGES = [
 ]
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(("layer", "in_shape"), LARGE_IMAGES, ids=lambda value: str(value)[:50])
+def slow_where(cases: list[Any], places: set[int]) -> list[Any]:
+    """The same cases, of which some take ARPACK or the whole image long."""
+    marks = {True: [pytest.mark.slow], False: []}
+    return [pytest.param(*case, marks=marks[at in places]) for at, case in enumerate(cases)]
+
+
+@pytest.mark.parametrize(
+    ("layer", "in_shape"), slow_where(LARGE_IMAGES, {1, 4}), ids=lambda value: str(value)[:50]
+)
 def test_bounds_from_smaller_images_hold(layer: nn.Module, in_shape: tuple[int, ...]) -> None:
     layer = renewed(layer)
     small = View(layer, in_shape).cropped(0.05 / 8)
@@ -440,9 +458,10 @@ CLIPPED = [
 ]
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("share", [0.4, 0.9])
-@pytest.mark.parametrize(("layer", "in_shape"), CLIPPED, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("share", [0.4, pytest.param(0.9, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("layer", "in_shape"), slow_where(CLIPPED, {1}), ids=lambda value: str(value)[:40]
+)
 def test_clipping_on_large_images(
     layer: Any, in_shape: tuple[int, ...], share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
