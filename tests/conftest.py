@@ -20,6 +20,20 @@ settings.register_profile("repeatable", derandomize=True, deadline=None, databas
 settings.load_profile("repeatable")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test with many cases, marked `sampled(n)`, all but every n-th are slow."""
+    seen: dict[str, int] = {}
+    for item in items:
+        marker = item.get_closest_marker("sampled")
+        if marker is None:
+            continue
+        name = item.nodeid.partition("[")[0]
+        place = seen[name] = seen.get(name, -1) + 1
+        if place % marker.args[0]:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(20240607)

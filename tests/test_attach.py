@@ -152,6 +152,7 @@ def through_a_file(content: Any) -> Any:
 # --- The run goes on -------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @over_optimizers
 @over_methods
 def test_resume_after_a_kill_is_exact(
@@ -434,6 +435,7 @@ RIVALS = [
 LEFT_ALONE = [(LOT, Parametrize), (AOL, Parametrize), (Miyato, Gouk), (Parametrize, Parametrize)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("first", "second"), RIVALS)
 def test_two_methods_on_one_layer(first: Any, second: Any) -> None:
     """Refused where one of them computes with another weight; nothing has changed by then."""

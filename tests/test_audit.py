@@ -48,6 +48,7 @@ def seen_by_torch(module: nn.Module) -> float:
     return float(weight.norm() / other.weight.detach().norm())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", BY_NAME)
 def test_reshaped_norm_is_what_torch_divides_by(name: str) -> None:
     model, found = audited(name)

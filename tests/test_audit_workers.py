@@ -71,6 +71,7 @@ def test_processes_find_the_same_and_move_no_weights() -> None:
     assert not any(tensor.is_shared() for tensor in model.state_dict().values())
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_is_told_so(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -125,6 +125,7 @@ def test_the_torus_norm_is_that_of_a_circular_layer(kernel: int, dilation: int) 
     assert torus_norm(conv) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("n", "kernel", "stride", "dilation", "padding"),
     [

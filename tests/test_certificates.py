@@ -78,6 +78,7 @@ GRID = list(
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("mode", "stride", "kernel", "dilation"), GRID)
 def test_convolutions_of_every_geometry(mode: str, stride: int, kernel: int, dilation: int) -> None:
     padding = dilation * (kernel - 1) // 2
@@ -276,6 +277,7 @@ STRIP_GRID = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("mode", "stride", "kernel", "dilation"), STRIP_GRID)
 def test_strips_never_fall_below(
     monkeypatch: pytest.MonkeyPatch, mode: str, stride: int, kernel: int, dilation: int

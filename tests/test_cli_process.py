@@ -76,6 +76,7 @@ def test_a_whole_round(folder: Path) -> None:
     assert files(folder) == GIVEN | {"a.json", "out.pt"}
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
@@ -111,6 +112,7 @@ def test_a_read_only_folder_is_found_at_once(folder: Path) -> None:
     assert files(folder) == GIVEN
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("args", [(*AUDIT, "--json", "a.json", "--html", "a.html"), CLIP])
 def test_a_full_disk_leaves_nothing(folder: Path, args: tuple[str, ...]) -> None:
     result = run(*args, cwd=folder, env=patched(folder, FULL_DISK))
@@ -118,6 +120,7 @@ def test_a_full_disk_leaves_nothing(folder: Path, args: tuple[str, ...]) -> None
     assert files(folder) == GIVEN
 
 
+@pytest.mark.slow
 def test_a_file_that_may_not_grow_leaves_nothing(folder: Path) -> None:
     """The kernel refuses in the middle of a write, where torch hides why."""
 
@@ -178,6 +181,7 @@ def test_without_the_packages_of_the_command_line(folder: Path) -> None:
     assert_refused(result, r'needs the package typer.*pip install "spectralclip\[cli\]"')
 
 
+@pytest.mark.slow
 def test_completion_is_typers_own(folder: Path) -> None:
     line = {"COMP_WORDS": "spectralclip audit t", "COMP_CWORD": "2"}
     code, output, _ = run(cwd=folder, env={"_SPECTRALCLIP_COMPLETE": "complete_bash", **line})

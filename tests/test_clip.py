@@ -90,6 +90,7 @@ def conv2d(c_in: int, c_out: int, kernel: int = 3, *, seed: int = 0, **options: 
 CLIPPED = [case for case in CASES if case.name not in REFUSED]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", params(CLIPPED))
 def test_reaches_the_bound(case: Case) -> None:
     layer = case.make()
@@ -415,6 +416,7 @@ class Wrapped(nn.Module):
         return y
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("scale", [1e2, 1e4, 1e8])
 @pytest.mark.parametrize("kind", ["dense", "zeros", "reflect", "conv-bn", "wrapped"])
 def test_when_little_is_left(kind: str, scale: float) -> None:

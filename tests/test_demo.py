@@ -96,6 +96,7 @@ def test_clipped_is_clipped(first: Ran) -> None:
         assert falling == sorted(falling, reverse=True)
 
 
+@pytest.mark.slow
 def test_a_seed_gives_one_table(first: Ran, tmp_path: Path) -> None:
     mine, again = first.table(), ran(tmp_path / "again").table()
     for table in (mine, again):

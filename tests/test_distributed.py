@@ -221,6 +221,7 @@ def _trained(kind: str, optimizer: str, apart: bool, method: Method) -> Any:
     return run.weights(), run.attachment.norms()
 
 
+@pytest.mark.sampled(2)
 @each_method
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("kind", ["ddp", FSDP])
@@ -235,6 +236,7 @@ def test_ranks_end_with_the_same_bits(
         assert norm <= BOUND * (1 + 1e-5 if isinstance(method, Scale) else 1.02), name
 
 
+@pytest.mark.sampled(2)
 @each_method
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("kind", ["ddp", FSDP])
@@ -277,6 +279,7 @@ def _work_on_tower(kind: str, method: Method) -> Any:
     return work, len(attachment._sharing.mine())
 
 
+@pytest.mark.sampled(2)
 @each_method
 @pytest.mark.parametrize("kind", ["plain", FSDP])
 def test_work_is_shared(pair: Processes, kind: str, method: Method) -> None:
@@ -895,6 +898,7 @@ def test_finalize_clips_everywhere(pair: Processes, kind: str) -> None:
 # --- The example ------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options", [[], pytest.param(["--shard"], marks=SHARDS)], ids=["replicated", "sharded"]
 )

@@ -367,6 +367,7 @@ def has_ended(process: psutil.Process) -> bool:
         return True
 
 
+@pytest.mark.slow
 def test_two_commands_do_not_do_the_same_run(
     start: Callable[..., subprocess.Popen[str]], folder: Path
 ) -> None:

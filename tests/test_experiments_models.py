@@ -268,6 +268,7 @@ def test_models_that_there_are_not(changes: dict[str, object], words: str) -> No
         models.build(**{**usual, **changes})  # type: ignore[arg-type]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", models.NAMES)
 def test_models_learn_synthetic_images(name: str) -> None:
     data = load("synthetic")

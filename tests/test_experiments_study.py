@@ -58,6 +58,7 @@ def test_the_experiment_of_the_documentation_runs(
     assert "ResNet-18" not in text
 
 
+@pytest.mark.slow
 def test_the_smoke_scale_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It needs no data folder, and its numbers decide nothing."""
     monkeypatch.delenv("SPECTRALCLIP_DATA", raising=False)

@@ -120,6 +120,7 @@ def text(outcome: dict[str, Any]) -> str:
 # --- Killed and resumed ---------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "method",
     [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in RESUMED],

@@ -130,6 +130,7 @@ def check_leading(layer: Any, in_shape: tuple[int, ...]) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(SAME_EVEN)
 @EXAMPLES
 @given(convolutions(1))
@@ -137,6 +138,7 @@ def test_conv1d(drawn: tuple[nn.Module, tuple[int, ...]]) -> None:
     check(*drawn)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(SAME_EVEN)
 @EXAMPLES
 @given(convolutions(1))
@@ -158,12 +160,14 @@ def test_conv2d_leading_values(drawn: tuple[nn.Module, tuple[int, ...]]) -> None
     check_leading(*drawn)
 
 
+@pytest.mark.slow
 @EXAMPLES
 @given(transposed_convolutions(1))
 def test_transposed1d(drawn: tuple[nn.Module, tuple[int, ...]]) -> None:
     check(*drawn)
 
 
+@pytest.mark.slow
 @EXAMPLES
 @given(transposed_convolutions(1))
 def test_transposed1d_leading_values(drawn: tuple[nn.Module, tuple[int, ...]]) -> None:
@@ -176,6 +180,7 @@ def test_transposed2d(drawn: tuple[nn.Module, tuple[int, ...]]) -> None:
     check(*drawn)
 
 
+@pytest.mark.slow
 @EXAMPLES
 @given(transposed_convolutions(2))
 def test_transposed2d_leading_values(drawn: tuple[nn.Module, tuple[int, ...]]) -> None:

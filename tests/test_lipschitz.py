@@ -21,6 +21,7 @@ from spectralclip._lipschitz._result import NetworkBound
 SMOOTH = [specimen for specimen in ZOO if not specimen.tokens]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("specimen", SMOOTH, ids=lambda specimen: specimen.name)
 def test_no_slope_and_no_jacobian_exceeds_the_bound(specimen) -> None:
     model = specimen.model()

@@ -101,6 +101,7 @@ def test_its_docstring_tells_what_to_expect(name: str) -> None:
 # --- Beside a training ----------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @over_trainees
 @over_methods
 def test_save_load_resume_and_remove(name: str, trainee: Trainee) -> None:
@@ -206,6 +207,7 @@ def test_precision_follows_the_parameters(name: str) -> None:
     assert {parameter.dtype for parameter in run.model.parameters()} == {torch.float64}
 
 
+@pytest.mark.sampled(2)
 @over_methods
 def test_finalize_leaves_plain_layers_within_the_bound(name: str) -> None:
     bare = WITH_NORM.model()
@@ -225,6 +227,7 @@ def test_finalize_leaves_plain_layers_within_the_bound(name: str) -> None:
 # --- What they state of themselves ----------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @over_layers
 @pytest.mark.parametrize(("name", "promise"), promises())
 def test_it_keeps_its_promise(name: str, promise: Promise, layer: str) -> None:

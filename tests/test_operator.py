@@ -153,6 +153,7 @@ def test_gram_is_rmatvec_of_matvec(case: Case, generator: torch.Generator) -> No
     torch.testing.assert_close(gram, twice, rtol=1e-5, atol=float(1e-6 * twice.abs().max()))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("explicit", [True, False], ids=["explicit", "generic"])
 @pytest.mark.parametrize("case", params(CASES))
 def test_one_vector_is_a_batch_of_one(
@@ -170,6 +171,7 @@ def test_one_vector_is_a_batch_of_one(
             )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("explicit", [True, False], ids=["explicit", "generic"])
 @pytest.mark.parametrize("case", params(CASES))
 def test_adjoint_operator(case: Case, explicit: bool, generator: torch.Generator) -> None:

@@ -111,6 +111,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_wheel_works_with_torch_and_numpy_alone(wheel: Path, tmp_path: Path) -> None:
     environment = tmp_path / "environment"
     venv.create(environment, with_pip=True)

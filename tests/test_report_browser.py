@@ -59,6 +59,7 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Callable[[str], Any]]:
     assert browser.get_log("browser") == []
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["audit", "comparison", "nasty", "holes"])
 def test_draws_without_complaint_or_network(show: Any, name: str) -> None:
     browser = show(render(getattr(documents, name)()))

@@ -175,6 +175,7 @@ CLOSED = {name for name in PROJECTED if name.startswith(("conv", "linear", "tran
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", params(named(*PROJECTED)))
 def test_projection_solves_the_least_squares_problem(
     case: Case, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch

@@ -123,6 +123,7 @@ def test_batch_norms_are_clamped_if_asked_for() -> None:
     assert [type(way) for way in ways(model, x, SpectralClip())] == [KeptExactly]
 
 
+@pytest.mark.sampled(4)
 @EACH
 def test_training_that_pushes_outward_is_held(name: str) -> None:
     kind, x = KINDS[name], examples(name)
@@ -371,6 +372,7 @@ def trained(make: Any, *, clipped: bool) -> tuple[nn.Module, Any, list[float]]:
     return model, attachment, norms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

@@ -56,6 +56,7 @@ def test_weights_that_are_replaced_are_seen_at_once() -> None:
         assert largest(model) <= 1.01
 
 
+@pytest.mark.slow
 def test_a_kernel_of_zeros_is_followed_once_it_is_none() -> None:
     model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8))
     model[0].weight.data[0] = 0

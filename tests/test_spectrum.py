@@ -86,6 +86,7 @@ def assert_shapes(found: Spectrum, op: LinearOperator) -> None:
 # --- Every case, every solver -------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("case", params(CASES + HALF_CASES))
 def test_leading_triplets(case: Case, solver: str) -> None:
@@ -97,6 +98,7 @@ def test_leading_triplets(case: Case, solver: str) -> None:
     assert_triplets(found, matrix, k, 1e-3)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("case", params(CASES))
 def test_largest_triplet(case: Case, solver: str) -> None:
@@ -166,6 +168,7 @@ def test_tolerance_is_kept(case: Case, tol: float) -> None:
         assert_values(spectrum.S, dense_singular_values(case)[:k], tol)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize(
     "case", params([c for c in CASES if c.name in ("medium-dense", "medium-conv", "smoothing")])
@@ -186,6 +189,7 @@ def scaled(layer: nn.Module, factor: float) -> nn.Module:
     return layer
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("factor", [1e-12, 1e-3, 1.0, 1e3, 1e12])
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize(
@@ -261,6 +265,7 @@ def test_identical_channels_repeat_every_value(solver: str, mode: str) -> None:
     np.testing.assert_allclose(found.S[:4].numpy(), float(found.S[0]), rtol=1e-3)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("k", [1, 3])
 def test_convergence_is_not_claimed_too_soon(k: int) -> None:
     """Values that lie close together hide behind one another for the first few iterations."""
@@ -511,6 +516,7 @@ def test_start_that_misses_the_leading_vectors(case: Case) -> None:
             assert_triplets(found, dense(case), k, 1e-3)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("solver", ["auto", "lanczos", "exact"])
 @pytest.mark.parametrize("case", params(MEDIUM))
 def test_odd_starts(case: Case, solver: str) -> None:

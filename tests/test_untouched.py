@@ -131,6 +131,7 @@ def disturb(layer: Any) -> None:
             parameter.requires_grad_(False)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("case", params(CASES + HALF_CASES))
 def test_everything_is_as_it_was(case: Case, use: str) -> None:

@@ -148,6 +148,7 @@ def test_cells_cover_all_frequencies(name: str) -> None:
 # --- Values ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @EACH
 @pytest.mark.parametrize("width", [1, 2, 3])
 def test_looks_converge_to_the_values_of_the_symbol(name: str, width: int) -> None:
@@ -297,6 +298,7 @@ def test_cuts_are_the_gradients_of_values(name: str) -> None:
         assert slope == pytest.approx((up - down) / 2e-5, abs=2e-3 * np.linalg.norm(direction))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [name for name in KERNELS if "over-kernel" not in name])
 def test_climbing_finds_a_maximum_between_the_centers(name: str) -> None:
     kernel = KERNELS[name]

@@ -160,9 +160,6 @@ def _weight(function: AffineFunction, layer: Any) -> Tensor:
     """The weight as the layer uses it: parametrizations are evaluated, once."""
     with torch.no_grad(), evaluation_mode([layer]):
         weight: Tensor = layer.weight
-        for name, parameter in function.parameters.items():
-            if parameter is weight:
-                return function.values[name]  # a second copy of a large one would count
         return sent(weight.detach(), function.device, function.dtype)
 
 
