@@ -19,6 +19,8 @@ from spectralclip._affine import Shape
 from spectralclip._maps import ConvMap, read_positions
 from spectralclip._precision import on_host, wide
 
+WINDOWS = 2**14  # that are looked at together: a sequence may have millions
+
 
 def tap_gram(conv: ConvMap) -> Tensor:
     """D on the taps of a convolution, `(taps, taps)` in float64 on the CPU."""
@@ -32,16 +34,19 @@ def _axis_gram(conv: ConvMap, axis: int) -> Tensor:
     geometry, size = conv.geometry, conv.source.shape[1 + axis]
     before, after = geometry.before[axis], geometry.after[axis]
     windows, taps = conv.target.shape[1 + axis], conv.weight.shape[2 + axis]
-    starts = torch.arange(windows, device="cpu") * geometry.stride[axis]
-    padded = starts[:, None] + torch.arange(taps, device="cpu") * geometry.dilation[axis]
-    if geometry.mode == "zeros":
-        read = padded - before
-        inside = (read >= 0) & (read < size)
-    else:
-        read = read_positions(geometry.mode, before, size, after)[padded]
-        inside = torch.ones_like(read, dtype=torch.bool)
-    same = (read[:, :, None] == read[:, None, :]) & inside[:, :, None] & inside[:, None, :]
-    return same.sum(0).double()
+    offsets = torch.arange(taps, device="cpu") * geometry.dilation[axis]
+    gram = torch.zeros(taps, taps, dtype=torch.float64, device="cpu")
+    for some in torch.arange(windows, device="cpu").split(WINDOWS):
+        padded = some[:, None] * geometry.stride[axis] + offsets
+        if geometry.mode == "zeros":
+            read = padded - before
+            inside = (read >= 0) & (read < size)
+        else:
+            read = read_positions(geometry.mode, before, size, after)[padded]
+            inside = torch.ones_like(read, dtype=torch.bool)
+        same = (read[:, :, None] == read[:, None, :]) & inside[:, :, None] & inside[:, None, :]
+        gram += same.sum(0)
+    return gram
 
 
 @final
