@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, final
 
 import torch
@@ -23,7 +23,7 @@ from spectralclip._clipping.free_weights import (
     stores_in_full,
 )
 from spectralclip._clipping.plan import Move
-from spectralclip._clipping.project import Projected, backed_up, by_cuts, by_newton, by_torus
+from spectralclip._clipping.project import EXACT_GAP, GAP, Projected, nearest
 from spectralclip._common import positive_number
 from spectralclip._operators import (
     HALF_PRECISION,
@@ -35,12 +35,6 @@ from spectralclip._operators import (
 )
 from spectralclip._spectrum import fresh_ritz, svds
 
-# Relative gaps between the distance and its lower bound, and budgets in applications.
-GAP, CUT_BUDGET, BUDGET = 0.03, 1200, 6000
-EXACT_GAP, EXACT_BUDGET = 0.005, 40000
-# Each cut keeps two copies of the weights; with more of them, Newton steps do.
-CUT_LIMIT = 300_000
-MUCH = 0.85
 FINAL_STEPS, SHORT_STEPS, SETTLING_ROUNDS, FURTHER_ROUNDS, SETTLED = 60, 12, 20, 3, 1e-5
 CERTIFIED_ROUNDS = 8  # how often the layer may be lowered for the bounds' sake
 
@@ -183,16 +177,11 @@ class _Clipping:
         self._unit, self._move = 2.0 ** round(math.log2(max_norm)), move
         self.applications = 0
         self._view = View(layer, in_shape)
-        # What is left over there is made good on the layer itself.
-        self._small = self._view.cropped(self._tol)
         self._take(self._view.op)
 
     def _take(self, op: LinearOperator) -> None:
         self.op, self.function = op, op.function
-        self.movable = self._whole = movable_weight(op, self._move, self._unit)
-        if self._small is not None and isinstance(self._whole, ConvWeight):
-            small = self._small.op if op is self._view.op else self._small.double
-            self.movable = movable_weight(small, self._move, self._unit, self._whole.metric)
+        self.movable = movable_weight(op, self._move, self._unit)
 
     def lengthen(self, norm: float, max_norm: float) -> None:
         """Compute in float64 where little of the layer will be left, or its scale is extreme.
@@ -248,20 +237,33 @@ class _Clipping:
 
     def _symbol_norm(self, point: Tensor) -> float | None:
         """The norm of a convolution on a large image, from above, by its symbol; else None."""
-        whole = self._whole
-        if not isinstance(whole, ConvWeight) or not self._view.is_large(self._tol):
+        movable = self.movable
+        # Together with what the search may leave open, less than what is left alone.
+        if not isinstance(movable, ConvWeight) or not self._view.is_large(self._tol / 4):
             return None
-        if whole is self.movable or not stores_in_full(self.function, whole, point):
+        if not stores_in_full(self.function, movable, point):
             return None
-        norm = whole.symbol_norm(point, self._tol / 8, FINAL_STEPS)
-        return None if norm is None else whole.unit * norm
+        norm = movable.symbol_norm(point, self._tol / 8, FINAL_STEPS)
+        return None if norm is None else movable.unit * norm
 
     def project(self, max_norm: float, norm: float, exact: bool) -> Projected:
         """The nearest point, by what suits the layer, whose norm is given."""
         unit = self.movable.unit
-        found = _project(self.movable, max_norm / unit, norm / unit, exact, self._generator)
+        # What a smaller image falls short of is made good on the layer itself, by going on in
+        # the direction of the move: a fifth of the gap that is allowed anyway.
+        excess = 0.2 * (EXACT_GAP if exact else GAP) * (norm / max_norm - 1)
+        movable = self._on_smaller_image(min(excess, 0.01))
+        found = nearest(movable, max_norm / unit, norm / unit, exact, self._generator)
         self.applications += found.applications
         return found
+
+    def _on_smaller_image(self, excess: float) -> Movable:
+        """What moves in a convolution on a smaller image, with the distances of the layer."""
+        small = self._view.cropped(excess) if isinstance(self.movable, ConvWeight) else None
+        if small is None or not isinstance(self.movable, ConvWeight):
+            return self.movable
+        op = small.op if self.op is self._view.op else small.double
+        return movable_weight(op, self._move, self._unit, self.movable.metric)
 
     def settled(self, point: Tensor, max_norm: float, start_norm: float) -> tuple[Tensor, float]:
         """Look once more, with nothing known before, at the weights as they will be stored.
@@ -286,10 +288,10 @@ class _Clipping:
     def _norm_at(self, point: Tensor, steps: int) -> float:
         norm = self._symbol_norm(point)
         if norm is None:
-            op = stored_operator(self.function, self._whole, point)
+            op = stored_operator(self.function, self.movable, point)
             look = fresh_ritz(op, steps, 1, self._generator)
             self.applications += look.applications
-            norm = self._whole.unit * float(look.S[0])
+            norm = self.movable.unit * float(look.S[0])
         return norm
 
     def certified_norm(self) -> float:
@@ -344,38 +346,6 @@ def _checked_request(
     if move not in ("first", "all"):
         raise ValueError(f'move must be "first" or "all", got {move!r}.')
     return bound
-
-
-def _project(
-    movable: Movable, max_norm: float, norm: float, exact: bool, generator: torch.Generator
-) -> Projected:
-    if isinstance(movable, DirectWeight):
-        return Projected(movable.clipped(max_norm), max_norm, 0, 1, True)
-    assert isinstance(movable, Steerable)
-    if not movable.is_linear:
-        found = by_newton(movable, max_norm, BUDGET, generator)
-        # Steps along a curved surface may have led astray: then the scale alone has to do.
-        return found if found.converged else replace(found, point=movable.start)
-    if exact:
-        found = by_cuts(movable, max_norm, EXACT_GAP, EXACT_BUDGET, generator, look_steps=100)
-        return backed_up(movable, found, max_norm, generator)
-    # Where little is to be clipped, few cuts do it, and the torus is too blunt.
-    if isinstance(movable, ConvWeight) and max_norm < MUCH * norm:
-        on_torus = by_torus(movable, max_norm, BUDGET, generator)
-        if on_torus is not None:
-            return on_torus
-    budget = CUT_BUDGET if movable.start.numel() <= CUT_LIMIT else 0
-    found = by_cuts(movable, max_norm, GAP, budget, generator)
-    if not found.converged:
-        # Cuts come near the nearest point soon, and within the bound late.
-        finished = by_newton(movable, max_norm, BUDGET, generator, found.point)
-        found = replace(
-            finished,
-            applications=found.applications + finished.applications,
-            rounds=found.rounds + finished.rounds,
-            lower_bound=found.lower_bound,
-        )
-    return backed_up(movable, found, max_norm, generator)
 
 
 @contextmanager

@@ -11,10 +11,16 @@ from torch import Tensor
 
 from spectralclip._clipping.cutting_planes import CutSet
 from spectralclip._clipping.douglas_rachford import clip_on_torus, torus_sides
-from spectralclip._clipping.free_weights import ConvWeight, Steerable
+from spectralclip._clipping.free_weights import ConvWeight, DirectWeight, Movable, Steerable
 from spectralclip._linalg import nonnegative_qp, wide
 from spectralclip._spectrum import Ritz, fresh_ritz, warmed_ritz
 
+# Relative gaps between the distance and its lower bound, and budgets in applications.
+GAP, CUT_BUDGET, BUDGET = 0.03, 1200, 6000
+EXACT_GAP, EXACT_BUDGET = 0.005, 40000
+# Each cut keeps two copies of the weights; with more of them, Newton steps do.
+CUT_LIMIT = 300_000
+MUCH = 0.85
 WIDTH = 8  # triplets that are followed
 START_STEPS, LOOK_STEPS = 30, 40
 # Cuts aim a little below the bound, so that what they leave over is within it.
@@ -36,6 +42,39 @@ class Projected:
     converged: bool
     lower_bound: float | None = None
     flops: float = 0.0  # outside of applications
+
+
+def nearest(
+    movable: Movable, max_norm: float, norm: float, exact: bool, generator: torch.Generator
+) -> Projected:
+    """The nearest point within the bound, by what suits what moves; `norm` is that of the start."""
+    if isinstance(movable, DirectWeight):
+        return Projected(movable.clipped(max_norm), max_norm, 0, 1, True)
+    assert isinstance(movable, Steerable)
+    if not movable.is_linear:
+        found = by_newton(movable, max_norm, BUDGET, generator)
+        # Steps along a curved surface may have led astray: then the scale alone has to do.
+        return found if found.converged else replace(found, point=movable.start)
+    if exact:
+        found = by_cuts(movable, max_norm, EXACT_GAP, EXACT_BUDGET, generator, look_steps=100)
+        return backed_up(movable, found, max_norm, generator)
+    # Where little is to be clipped, few cuts do it, and the torus is too blunt.
+    if isinstance(movable, ConvWeight) and max_norm < MUCH * norm:
+        on_torus = by_torus(movable, max_norm, BUDGET, generator)
+        if on_torus is not None:
+            return on_torus
+    budget = CUT_BUDGET if movable.start.numel() <= CUT_LIMIT else 0
+    found = by_cuts(movable, max_norm, GAP, budget, generator)
+    if not found.converged:
+        # Cuts come near the nearest point soon, and within the bound late.
+        finished = by_newton(movable, max_norm, BUDGET, generator, found.point)
+        found = replace(
+            finished,
+            applications=found.applications + finished.applications,
+            rounds=found.rounds + finished.rounds,
+            lower_bound=found.lower_bound,
+        )
+    return backed_up(movable, found, max_norm, generator)
 
 
 def by_torus(

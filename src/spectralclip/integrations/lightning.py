@@ -30,8 +30,8 @@ class SpectralClipCallback(Callback):
     """Keeps the norms of a LightningModule's layers in check while a Trainer fits it.
 
     The method is attached when training starts, after optimizers have been configured and a
-    checkpoint has been restored, to each optimizer with the layers that it moves. It is removed
-    when training ends, by whatever cause. Its state is a part of Lightning's checkpoints, so that
+    checkpoint has been restored, to all optimizers. It is removed when training ends, by whatever
+    cause. Its state is a part of Lightning's checkpoints, so that
     `trainer.fit(..., ckpt_path=...)` goes on exactly.
 
     For methods with a penalty, add `callback.penalty()` to the loss in `training_step`.
@@ -102,9 +102,9 @@ class SpectralClipCallback(Callback):
         return f"{type(self).__name__}[{type(self._run.method).__name__}]"
 
     @property
-    def attachments(self) -> list[Attachment]:
-        """What is at work during `fit`, one for each optimizer that moves a layer."""
-        return self._run.attachments
+    def attachment(self) -> Attachment | None:
+        """What is at work during `fit`, and None at other times."""
+        return self._run.attachment
 
     @property
     def results(self) -> dict[str, ClipResult]:
@@ -112,10 +112,7 @@ class SpectralClipCallback(Callback):
         return dict(self._run.results)
 
     def penalty(self) -> Tensor:
-        """What to add to the loss in `training_step`; zero outside of training.
-
-        Where there are several optimizers, it is the sum of what each has to add.
-        """
+        """What to add to the loss in `training_step`; zero outside of training."""
         return self._run.penalty()
 
     def norms(self) -> dict[str, float]:
@@ -149,14 +146,14 @@ class SpectralClipCallback(Callback):
         # As the Trainer does with each batch: the module may be in half or double precision.
         inputs = trainer.precision_plugin.convert_input(inputs)
         self._run.start(pl_module, inputs, trainer.optimizers, self._restored)
-        self._restored, self._steps_logged = None, self._run.steps()
+        self._restored, self._steps_logged = None, trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
         """Log the norms, if there has been a step and the Trainer is to log it."""
         due = trainer.log_every_n_steps
-        if not self._log or not due or self._run.steps() == self._steps_logged:
+        if not self._log or not due or trainer.global_step == self._steps_logged:
             return
-        self._steps_logged = self._run.steps()
+        self._steps_logged = trainer.global_step
         # Where the Trainer puts this batch on the axis; optimizers that step in turns make
         # `global_step` run ahead of it.
         at = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)

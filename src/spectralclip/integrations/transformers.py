@@ -106,7 +106,7 @@ class SpectralClipCallback(TrainerCallback):
     @property
     def attachment(self) -> Attachment | None:
         """What is at work during `train`, and None at other times."""
-        return next(iter(self._run.attachments), None)
+        return self._run.attachment
 
     @property
     def results(self) -> dict[str, ClipResult]:

@@ -21,6 +21,8 @@ from spectralclip._operators.maps.padding import (
     read_positions,
 )
 
+WINDOWS = 2**14  # that are looked at together: a sequence may have millions
+
 
 @final
 class ConvMap(LinearMap):
@@ -171,9 +173,11 @@ class ConvMap(LinearMap):
         gram = torch.ones(1, 1, dtype=torch.float64, device="cpu")
         for axis in range(self._axes):
             read, inside = self._reads(axis)
-            same = read[:, :, None] == read[:, None, :]
-            same &= inside[:, :, None] & inside[:, None, :]
-            gram = torch.kron(gram, same.sum(0).double())
+            counts = torch.zeros(read.shape[1], read.shape[1], dtype=torch.float64, device="cpu")
+            for at, is_one in zip(read.split(WINDOWS), inside.split(WINDOWS), strict=True):
+                same = at[:, :, None] == at[:, None, :]
+                counts += (same & is_one[:, :, None] & is_one[:, None, :]).sum(0)
+            gram = torch.kron(gram, counts)
         return gram
 
     def frobenius_sq(self) -> float | None:
