@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from experiments.attacks import carlini_wagner_l2, pgd_linf
-from spectralclip import load_digits
+from spectralclip.demo import load_digits
 
 Attack = Callable[..., Tensor]
 Digits = tuple[nn.Module, Tensor, Tensor]

@@ -17,7 +17,7 @@ import experiments.__main__
 import spectralclip.__main__
 from spectralclip._common import amx
 from spectralclip._common.amx import REMEDY, VARIABLE, needed
-from spectralclip.demo import run as demo
+from spectralclip.demo import tour as demo
 
 ROOT = Path(__file__).parents[1]
 FLAGS = "processor : 0\nmodel name : {name}\nflags : fpu avx512f {amx} sse\n"
@@ -263,7 +263,7 @@ def test_what_is_started_without_make_sets_it(
     ("program", "work"),
     [
         (spectralclip.__main__, "spectralclip.cli.main"),
-        (demo, "spectralclip.demo.run.run"),
+        (demo, "spectralclip.demo.tour.run"),
         (experiments.__main__, "experiments.__main__.guarded"),
     ],
 )

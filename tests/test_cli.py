@@ -386,7 +386,7 @@ def test_version_and_help(spectralclip: Command) -> None:
 
 
 def test_demo_is_handed_its_options(spectralclip: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from spectralclip import demo
+    from spectralclip.demo import tour as demo
 
     asked = []
     monkeypatch.setattr(demo, "run", lambda *given: asked.append(given))

@@ -14,7 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spectralclip import Audit, Comparison, audit, demo, load_digits
+from spectralclip import Audit, Comparison, audit
+from spectralclip.demo import load_digits
+from spectralclip.demo import tour as demo
 from spectralclip.demo.network import RECIPES, small_network, train
 from spectralclip.demo.pgd import nearest_classes, pgd, predictions
 

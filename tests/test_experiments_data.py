@@ -21,7 +21,7 @@ from scipy.stats import chisquare
 
 from experiments import data
 from experiments.data import _files, _unpickle, cifar10, mnist, synthetic
-from spectralclip import load_digits
+from spectralclip.demo import load_digits
 
 PER_BATCH = 20
 

@@ -12,7 +12,7 @@ from integration_parts import METHODS, Scale, assert_equal_weights, dense_norm, 
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from spectralclip import load_digits
+from spectralclip.demo import load_digits
 
 accelerate = pytest.importorskip(
     "accelerate", reason="accelerate is not installed: it is in the integrations extra"

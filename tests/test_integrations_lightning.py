@@ -17,9 +17,10 @@ from integration_parts import METHODS, Scale, assert_equal_weights, dense_norm, 
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from spectralclip import NormWarning, load_digits
+from spectralclip import NormWarning
 from spectralclip._training.attachment import Attachment
 from spectralclip._training.spectral_clip import SpectralClip
+from spectralclip.demo import load_digits
 
 pl = pytest.importorskip(
     "lightning.pytorch", reason="lightning is not installed: it is in the integrations extra"

@@ -25,7 +25,7 @@ import spectralclip
 from spectralclip.demo.digits import load_digits
 
 ROOT = Path(__file__).resolve().parents[1]
-DIGITS = ROOT / "src" / "spectralclip" / "data" / "digits.npz"
+DIGITS = ROOT / "src" / "spectralclip" / "demo" / "data" / "digits.npz"
 
 
 def run(*command: object, **environment: str) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from training_cases import assert_identical, snapshot, true_norm, true_norms
 
-from spectralclip import NormWarning, attach, find_layers, load_digits, methods
+from spectralclip import NormWarning, attach, find_layers, methods
 from spectralclip._training.engine.build import keepings
 from spectralclip._training.engine.constraints import (
     Keeping,
@@ -24,6 +24,7 @@ from spectralclip._training.engine.constraints import (
     KeptExactly,
     Turn,
 )
+from spectralclip.demo import load_digits
 from spectralclip.methods import SpectralClip
 
 

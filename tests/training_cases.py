@@ -11,7 +11,7 @@ import torch
 from cases import dense_of
 from torch import Tensor, nn
 
-from spectralclip import load_digits
+from spectralclip.demo import load_digits
 
 IMAGES, LABELS = (part[:640] for part in load_digits())
 IMAGES = IMAGES[:, :, ::3, ::3].contiguous()

@@ -1,6 +1,8 @@
 """Extract, bound and clip the spectrum of implicitly linear layers, in PyTorch."""
 
+from importlib import import_module
 from importlib.metadata import version
+from types import ModuleType
 
 from spectralclip import methods
 from spectralclip._audit import Audit, Comparison, LayerAudit, audit
@@ -36,7 +38,6 @@ from spectralclip._training import (
     NormWarning,
     attach,
 )
-from spectralclip.demo.digits import load_digits
 
 __version__ = version("spectralclip")
 
@@ -74,7 +75,6 @@ __all__ = [
     "find_layers",
     "jacobian_operator",
     "lipschitz_bounds",
-    "load_digits",
     "methods",
     "norm_bounds",
     "set_spectrum_",
@@ -83,3 +83,10 @@ __all__ = [
     "spectral_norm",
     "svds",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    # The demo, with its digits, is imported when it is asked for.
+    if name == "demo":
+        return import_module("spectralclip.demo")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

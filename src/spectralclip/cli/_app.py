@@ -284,7 +284,7 @@ def demo(
     quick: Annotated[bool, typer.Option("--quick", help="Train for a moment only.")] = False,
 ) -> None:
     """Train small networks on real digits with and without clipping, attack and audit them."""
-    from spectralclip.demo.run import FOLDER, run
+    from spectralclip.demo.tour import FOLDER, run
 
     run(output or FOLDER, seed, quick)
 
