@@ -64,7 +64,7 @@ $(TIMM): pyproject.toml constraints.txt
 	touch $@
 
 test-timm: $(TIMM) ## Audit models of timm through the command line
-	$(call sound,.venv-timm/bin) OMP_NUM_THREADS=1 .venv-timm/bin/python -m pytest --noconftest -p no:cacheprovider tests/timm_check.py
+	$(call sound,.venv-timm/bin) OMP_NUM_THREADS=1 .venv-timm/bin/python -m pytest --noconftest -p no:cacheprovider tests/cli/timm_check.py
 
 # The lowest versions that pyproject.toml promises have an environment of their own too.
 FLOOR := .venv-floor/.installed
