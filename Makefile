@@ -97,4 +97,4 @@ format: $(STAMP) ## Fix formatting and what the linter can fix
 
 clean: ## Remove .venv, caches and built files
 	rm -rf .venv .venv-timm .venv-floor build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	find src tests tools benchmarks experiments -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests oracle tools benchmarks experiments -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

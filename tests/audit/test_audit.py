@@ -7,10 +7,12 @@ import math
 
 import pytest
 import torch
-from audit_cases import audited, dense, matrix, norm
+from audit_cases import audited, dense, norm
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 from zoo import BY_NAME
+
+from oracle import dense_norm
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -77,6 +79,6 @@ def test_batch_norm_and_the_rest_of_a_chain(name: str) -> None:
             continue
         factors = [m.weight / torch.sqrt(m.running_var + m.eps) for m in norms]
         alone = math.prod(float(factor.detach().abs().max()) for factor in factors)
-        linear = norm(matrix(rest, layer.in_shape))
+        linear = dense_norm(rest, layer.in_shape)
         assert layer.batch_norm == pytest.approx(alone, rel=1e-5), layer.name
         assert layer.linear == pytest.approx(linear, rel=0.011), layer.name

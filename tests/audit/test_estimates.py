@@ -11,9 +11,10 @@ import pytest
 import torch
 from cli_cases import NETS
 from torch import nn
-from training_cases import assert_identical, true_norm
+from training_cases import assert_identical
 from untouched import assert_same, surroundings
 
+from oracle import dense_norm
 from spectralclip import audit
 from spectralclip._audit import estimates
 from spectralclip._audit.estimates import EstimatedLayer, compare_estimates, estimates_sheet
@@ -24,7 +25,7 @@ from spectralclip.methods._estimators import estimators
 
 
 def exact(module: nn.Module, in_shape: Any, *, generator: Any = None) -> float:
-    return true_norm([module], in_shape)
+    return dense_norm([module], in_shape)
 
 
 def convolutions_alone(module: nn.Module, in_shape: Any, *, generator: Any = None) -> float:
@@ -67,7 +68,7 @@ def test_estimates_stand_beside_intervals_that_hold_the_norm() -> None:
     assert [row.name for row in rows] == ["0", "1", "4"]
     assert [row.kind for row in rows] == ["Conv2d", "BatchNorm2d", "Linear"]
     for row in rows:
-        norm = true_norm([model[int(row.name)]], row.in_shape)
+        norm = dense_norm([model[int(row.name)]], row.in_shape)
         assert row.norm is not None
         assert row.norm.lower * (1 - 1e-5) <= norm <= row.norm.upper * (1 + 1e-5)
         assert row.estimates["half"] == norm / 2
@@ -116,7 +117,7 @@ def test_a_layer_at_two_sizes_is_taken_where_its_norm_is_largest() -> None:
     nn.init.ones_(model.conv.weight)
     (row,) = compare_estimates(model, torch.ones(1, 1, 9, 9), {"exact": exact})
     assert row.in_shape == (1, 9, 9)
-    assert row.estimates["exact"] == true_norm([model.conv], (1, 9, 9))
+    assert row.estimates["exact"] == dense_norm([model.conv], (1, 9, 9))
 
 
 def test_model_and_random_numbers_are_left_as_they_were() -> None:

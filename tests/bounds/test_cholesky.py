@@ -8,10 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import CASES, Case, dense_of, dense_singular_values, params, train_batch_norm
+from cases import (
+    CASES,
+    Case,
+    dense_singular_values,
+    params,
+    train_batch_norm,
+)
 from torch import Tensor, nn
 
 import spectralclip as sc
+from oracle import dense_matrix, dense_norm
 from spectralclip import LinearOperator
 from spectralclip._bounds import cholesky as certificates
 from spectralclip._bounds.banded import BandedGram, bandwidth, coupling
@@ -25,16 +32,6 @@ TIGHT = 2e-4
 
 def operator(layer: Any, in_shape: tuple[int, ...]) -> LinearOperator:
     return sc.as_operator(layer, in_shape, dtype=torch.float64)
-
-
-def true_norm(layer: Any, in_shape: tuple[int, ...]) -> float:
-    for part in layer if isinstance(layer, list) else [layer]:
-        part.double().eval()
-    matrix = dense_of(layer, in_shape)
-    if matrix.size < 2e5:
-        return float(np.linalg.norm(matrix, 2))
-    small = matrix @ matrix.T if matrix.shape[0] < matrix.shape[1] else matrix.T @ matrix
-    return float(np.sqrt(np.linalg.eigvalsh(small)[-1]))
 
 
 def assert_certified(found: tuple[float, str] | None, norm: float, excess: float = TIGHT) -> None:
@@ -93,7 +90,7 @@ def test_convolutions_of_every_geometry(mode: str, stride: int, kernel: int, dil
             dtype=torch.float64,
         )
         shape = (channels[0], 11, 10)
-        norm = true_norm(layer, shape)
+        norm = dense_norm(layer, shape)
         assert_certified(deterministic_upper(operator(layer, shape), norm, 0.01), norm)
 
 
@@ -127,7 +124,7 @@ def composed() -> dict[str, tuple[Any, tuple[int, ...]]]:
 @pytest.mark.parametrize("name", composed())
 def test_compositions_groups_and_other_dimensions(name: str) -> None:
     layer, shape = composed()[name]
-    norm = true_norm(layer, shape)
+    norm = dense_norm(layer, shape)
     op = operator(layer, shape)
     assert_certified(deterministic_upper(op, norm, 0.01), norm)
     assert_certified(deterministic_upper(op.adjoint(), norm, 0.01), norm)
@@ -146,7 +143,7 @@ def grams(layer: Any, shape: tuple[int, ...]) -> list[BandedGram]:
 @pytest.mark.parametrize("name", composed())
 def test_a_value_below_the_norm_is_refused(name: str) -> None:
     layer, shape = composed()[name]
-    norm = true_norm(layer, shape)
+    norm = dense_norm(layer, shape)
     for gram in grams(layer, shape):
         assert certified_square(gram, (0.999 * norm) ** 2) is None
         assert certified_square(gram, ((1 - 1e-6) * norm) ** 2) is None
@@ -195,7 +192,7 @@ def test_rounding_is_allowed_for() -> None:
     """What forming the blocks loses against extended precision is below the bound, and small."""
     layer = nn.Conv1d(8, 6, 5, padding=2, padding_mode="replicate", dtype=torch.float64)
     gram = BandedGram(operator(layer, (8, 12)).maps, 1, torch.device("cpu"))
-    exact = dense_of(layer.requires_grad_(False), (8, 12)).astype(np.longdouble)
+    exact = dense_matrix(layer.requires_grad_(False), (8, 12)).astype(np.longdouble)
     exact = exact.reshape(-1, 8, 12).transpose(0, 2, 1).reshape(-1, 96)
     lost = np.linalg.norm((assembled(gram, 0).numpy() - exact.T @ exact).astype(float), 2)
     norm = float(np.linalg.norm(exact.astype(float), 2))
@@ -209,7 +206,7 @@ def test_rounding_is_allowed_for() -> None:
 def test_a_wrong_factor_proves_nothing_false(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is taken for the factor, the residual pays for it."""
     layer = nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect", dtype=torch.float64)
-    norm = true_norm(layer, (2, 7, 8))
+    norm = dense_norm(layer, (2, 7, 8))
     honest = torch.linalg.cholesky_ex
 
     def shifted(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -223,7 +220,7 @@ def test_a_wrong_factor_proves_nothing_false(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_low_guess_is_raised() -> None:
     layer = nn.Conv2d(3, 3, 3, padding=1, padding_mode="reflect", dtype=torch.float64)
-    norm = true_norm(layer, (3, 9, 9))
+    norm = dense_norm(layer, (3, 9, 9))
     for lower in (0.0, 0.3 * norm, 0.99 * norm):
         assert_certified(deterministic_upper(operator(layer, (3, 9, 9)), lower, 0.01), norm)
     assert certificates._certified(grams(layer, (3, 9, 9))[0], (0.999 * norm) ** 2, 1e-3)
@@ -231,7 +228,7 @@ def test_a_low_guess_is_raised() -> None:
 
 def test_a_small_tolerance_gives_a_sharper_bound() -> None:
     layer = nn.Conv2d(3, 3, 3, padding=1, padding_mode="reflect", dtype=torch.float64)
-    norm = true_norm(layer, (3, 9, 9))
+    norm = dense_norm(layer, (3, 9, 9))
     found = deterministic_upper(operator(layer, (3, 9, 9)), norm, 1e-5)
     assert_certified(found, norm, 1.2e-5)
 
@@ -239,7 +236,7 @@ def test_a_small_tolerance_gives_a_sharper_bound() -> None:
 @pytest.mark.parametrize("scale", [1e-180, 1e-30, 1e30, 1e150])
 def test_extreme_weights(scale: float) -> None:
     layer = nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect", dtype=torch.float64)
-    norm = true_norm(layer, (2, 6, 7))
+    norm = dense_norm(layer, (2, 6, 7))
     with torch.no_grad():
         layer.weight.mul_(scale)
     found = deterministic_upper(operator(layer, (2, 6, 7)), norm * scale, 0.01)
@@ -295,7 +292,7 @@ def test_strips_never_fall_below(
         )
         side = 20 if stride == 1 else 14
         shape = (channels[0], side * stride, (side + 1) * stride)
-        norm = true_norm(layer, shape)
+        norm = dense_norm(layer, shape)
         found = deterministic_upper(operator(layer, shape), norm, 0.02)
         assert found is not None
         assert found[1] == "strips"

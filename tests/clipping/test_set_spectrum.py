@@ -17,7 +17,6 @@ from cases import (
     Residual,
     TiedPair,
     case,
-    dense_of,
     double,
     own_parameters,
     params,
@@ -28,6 +27,7 @@ from torch.nn.utils import parametrizations
 from untouched import assert_same, disturb, equal, state, surroundings
 
 import spectralclip as sc
+from oracle import dense_matrix
 from spectralclip._clipping import weight_metric as _weight_metric
 from spectralclip._clipping.set_spectrum import set_spectrum_
 
@@ -53,11 +53,11 @@ def dense_change(layer: Any, in_shape: tuple[int, ...], name: str) -> np.ndarray
     columns = []
     with torch.no_grad():
         weight.zero_()
-        origin = dense_of(twin, in_shape)
+        origin = dense_matrix(twin, in_shape)
         for index in range(weight.numel()):
             entry = np.unravel_index(index, weight.shape)
             weight[entry] = 1.0
-            columns.append((dense_of(twin, in_shape) - origin).ravel())
+            columns.append((dense_matrix(twin, in_shape) - origin).ravel())
             weight[entry] = 0.0
     return np.stack(columns, 1)
 
@@ -166,14 +166,14 @@ def test_projection_solves_the_least_squares_problem(
     if case.name in CLOSED:
         monkeypatch.setattr(_weight_metric, "LARGEST_PROBED", 0)  # the closed form is used
     layer, name = reference(case), PROJECTED[case.name]
-    k = min(5, *np.shape(dense_of(layer, case.in_shape)))
+    k = min(5, *np.shape(dense_matrix(layer, case.in_shape)))
     spectrum = sc.svds(layer, case.in_shape, k, solver=sc.Exact())
     scale = float(spectrum.S[0]) or 1.0
     wish = scale * torch.rand(k, generator=generator, dtype=torch.float64)
     E = wished_change(spectrum, wish)
     A = dense_change(layer, case.in_shape, name)
     before = {key: value.detach().clone() for key, value in own_parameters(layer).items()}
-    matrix = dense_of(layer, case.in_shape)
+    matrix = dense_matrix(layer, case.in_shape)
 
     unmet = set_spectrum_(layer, case.in_shape, spectrum, wish)
 
@@ -181,7 +181,7 @@ def test_projection_solves_the_least_squares_problem(
     best, *_ = np.linalg.lstsq(A, E.ravel(), rcond=1e-11)
     moved = (after[name] - before[name]).detach().numpy().ravel()
     np.testing.assert_allclose(moved, best, rtol=0, atol=1e-8 * max(1e-30, np.abs(best).max()))
-    defect = dense_of(layer, case.in_shape) - matrix - E
+    defect = dense_matrix(layer, case.in_shape) - matrix - E
     assert np.abs(A.T @ defect.ravel()).max() <= 1e-8 * np.linalg.norm(A) * np.linalg.norm(E)
     assert unmet == pytest.approx(np.linalg.norm(defect) / np.linalg.norm(E), abs=1e-6)
     assert all(torch.equal(before[key], after[key]) for key in before if key != name)
@@ -196,7 +196,7 @@ def test_probed_metric_agrees_with_the_closed_form(monkeypatch: pytest.MonkeyPat
                 monkeypatch.setattr(_weight_metric, "_closed_form", lambda *_: None)
             spectrum = sc.svds(layer, one.in_shape, 4, solver=sc.Exact())
             unmet = set_spectrum_(layer, one.in_shape, spectrum, lambda S: S / 3)
-            results.append((unmet, dense_of(layer, one.in_shape)))
+            results.append((unmet, dense_matrix(layer, one.in_shape)))
         monkeypatch.undo()
         assert results[0][0] == pytest.approx(results[1][0], abs=1e-6)
         np.testing.assert_allclose(results[0][1], results[1][1], rtol=0, atol=1e-8)
@@ -258,12 +258,12 @@ def test_nothing_asked_changes_nothing() -> None:
 def test_half_precision_reports_its_rounding(case: Case) -> None:
     layer = case.make()
     spectrum = sc.svds(layer, case.in_shape, 3, tol=1e-6)
-    before = dense_of(double(layer), case.in_shape)
+    before = dense_matrix(double(layer), case.in_shape)
     wish = spectrum.S * torch.tensor([0.5, 0.9, 1.5])
     unmet = set_spectrum_(layer, case.in_shape, spectrum, wish)
     assert {p.dtype for p in own_parameters(layer).values()} <= {torch.bfloat16, torch.float16}
     E = wished_change(spectrum, wish)
-    defect = dense_of(double(layer), case.in_shape) - before - E
+    defect = dense_matrix(double(layer), case.in_shape) - before - E
     assert unmet == pytest.approx(np.linalg.norm(defect) / np.linalg.norm(E), rel=1e-5)
 
 
@@ -284,11 +284,11 @@ def test_layer_with_a_constant_in_its_own_precision() -> None:
     constant = torch.randn(5, 5)
     layer = [nn.Linear(6, 5), lambda x: x @ constant]
     twin = [double(layer[0]), lambda x: x @ constant.double()]
-    before = dense_of(twin, (6,))
+    before = dense_matrix(twin, (6,))
     spectrum = sc.svds(layer, (6,), 2, tol=1e-6)
     unmet = set_spectrum_(layer, (6,), spectrum, spectrum.S / 2)
     assert unmet < 1e-2
-    after = dense_of([double(layer[0]), twin[1]], (6,))
+    after = dense_matrix([double(layer[0]), twin[1]], (6,))
     wished = wished_change(spectrum, spectrum.S / 2)
     np.testing.assert_allclose(after - before, wished, rtol=0, atol=1e-4)
 
@@ -376,10 +376,10 @@ def test_rough_triplets_are_taken_as_they_are() -> None:
     layer = reference(named("conv2d-no-bias")[0])
     spectrum = sc.svds(layer, (2, 6, 6), 2, solver=sc.PowerQR(iterations=2))
     assert not spectrum.converged
-    before = dense_of(layer, (2, 6, 6))
+    before = dense_matrix(layer, (2, 6, 6))
     unmet = set_spectrum_(layer, (2, 6, 6), spectrum, spectrum.S / 2)
     E = wished_change(spectrum, spectrum.S / 2)
-    defect = dense_of(layer, (2, 6, 6)) - before - E
+    defect = dense_matrix(layer, (2, 6, 6)) - before - E
     assert unmet == pytest.approx(np.linalg.norm(defect) / np.linalg.norm(E), abs=1e-7)
 
 

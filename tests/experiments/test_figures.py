@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,11 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from figure_records import MADE_UP, circulant, compensation, concat, lost, simple, times
-from torch import Tensor, nn
+from torch import nn
 
 from experiments import _powerqr_section as parts
 from experiments import _resnet_runs as resnets
@@ -31,6 +29,7 @@ from experiments._small_network import norms
 from experiments._true_norm import DENSE, true_norm
 from experiments.experiment import SCALES, Chart, Context, Experiment, Record, Scale, Table
 from experiments.training import TrainConfig, recipe
+from oracle import dense_matrix, singular_values
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT
@@ -92,14 +91,6 @@ def test_simple_clip_compares_all_in_all_settings() -> None:
 # --- Runs ---------------------------------------------------------------------------------
 
 
-def matrix_of(layer: nn.Module, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[Any]]:
-    """The dense matrix, column by column from the layer's forward."""
-    size = math.prod(shape)
-    with torch.no_grad():
-        images: Tensor = layer(torch.eye(size, dtype=torch.float64).reshape(size, *shape))
-    return np.asarray(images.reshape(size, -1).T)
-
-
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("side", [8, 12])
@@ -108,12 +99,12 @@ def test_true_norm_is_that_of_the_matrix(padding: Padding, stride: int, side: in
     layer = nn.Conv2d(4, 5, 3, stride=stride, padding=1, padding_mode=padding, bias=False)
     layer = layer.double()
     shape = (4, side, side)
-    dense = np.linalg.svd(matrix_of(layer, shape), compute_uv=False)[0]
+    dense = singular_values(layer, shape)[0]
     found = true_norm(layer, shape)
     assert found.value == pytest.approx(dense, rel=1e-7)
     assert found.residual < 1e-4
     if side == 12 and stride == 1:
-        assert found.residual > 0 and min(matrix_of(layer, shape).shape) > DENSE
+        assert found.residual > 0 and min(dense_matrix(layer, shape).shape) > DENSE
 
 
 def context(folder: Path) -> Context:
@@ -129,7 +120,7 @@ def test_circulant_error_of_a_smoke_cell(tmp_path: Path) -> None:
         for key, found in result["true"].items():
             padding, stride = key.split()
             layer = figure_circulant_error._layer(weight, padding, int(stride)).double()
-            dense = np.linalg.svd(matrix_of(layer, shape), compute_uv=False)[0]
+            dense = singular_values(layer, shape)[0]
             assert found[place] == pytest.approx(dense, rel=1e-9)
         for stride in ("1", "2"):
             exact = result["true"][f"circular {stride}"][place]
@@ -150,7 +141,7 @@ def test_powerqr_time_of_a_smoke_cell(tmp_path: Path) -> None:
     outcome = figure_powerqr_time.run(config, context(tmp_path))
     result, timing, k = outcome["result"], outcome["timing"], config["k"]
     layer, shape = figure_powerqr_time._layer(config), (4, 8, 8)
-    dense = np.linalg.svd(matrix_of(layer.double(), shape), compute_uv=False)[:k]
+    dense = singular_values(layer.double(), shape)[:k]
     layer = figure_powerqr_time._layer(config)
     assert figure_powerqr_time._true_values(layer, shape, k).numpy() == pytest.approx(dense)
     # As many iterations as asked for, each there and back, for each value; and what is left to do.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from oracle import dense_norm, symbol_norms
 from spectralclip import attach
 from spectralclip.methods import get
 
@@ -29,25 +28,6 @@ LAYERS = {
     "wide": (nn.Linear(90, 40), (90,)),
     "tall": (nn.Linear(30, 70), (30,)),
 }
-
-
-def dense_norm(modules: list[nn.Module], in_shape: tuple[int, ...]) -> float:
-    """One basis vector after the other through the layers, in float64, and LAPACK."""
-    copies = [copy.deepcopy(module).double().eval() for module in modules]
-
-    def image(x: Tensor) -> Tensor:
-        for module in copies:
-            x = module(x)
-        return x
-
-    size = math.prod(in_shape)
-    with torch.no_grad():
-        offset = image(torch.zeros(1, *in_shape, dtype=torch.float64))
-        columns = [
-            (image(row.reshape(1, *in_shape)) - offset).flatten()
-            for row in torch.eye(size, dtype=torch.float64)
-        ]
-    return float(np.linalg.norm(torch.stack(columns).numpy(), 2))
 
 
 def worn_batch_norm(channels: int, **settings: Any) -> nn.BatchNorm2d:
@@ -74,9 +54,7 @@ def test_the_norm_is_that_of_the_dense_matrix(
 @pytest.mark.parametrize("channels, side", [(8, 32), (16, 16)])
 def test_a_large_circular_convolution_has_the_norm_of_its_symbols(channels: int, side: int) -> None:
     conv = nn.Conv2d(channels, channels, 3, padding=1, padding_mode="circular")
-    kernel = conv.weight.detach().double().numpy()
-    symbols = np.fft.fft2(kernel, (side, side)).transpose(2, 3, 0, 1)
-    expected = np.linalg.norm(symbols, 2, axis=(2, 3)).max()
+    expected = symbol_norms(conv, (side, side)).max()
     found = norms.true_norm([conv], [(channels, side, side)])
     assert found == pytest.approx(expected, rel=1e-6)
 

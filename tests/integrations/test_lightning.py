@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import dense_of
 from integration_parts import METHODS, Scale, assert_equal_weights, dense_norm, differ
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from oracle import dense_matrix
 from spectralclip import NormWarning
 from spectralclip._training.attachment import Attachment
 from spectralclip._training.spectral_clip import SpectralClip
@@ -179,7 +179,7 @@ class Images(Digits):
     def norms(self) -> dict[str, float]:
         shapes = {0: (1, 28, 28), 2: (4, 14, 14), 5: (196,)}
         dense = {
-            f"net.{index}": dense_of(copy.deepcopy(self.net[index]).double(), shape)
+            f"net.{index}": dense_matrix(copy.deepcopy(self.net[index]).double(), shape)
             for index, shape in shapes.items()
         }
         return {name: float(np.linalg.norm(matrix, 2)) for name, matrix in dense.items()}

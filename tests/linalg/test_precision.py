@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import dense_of
 from devices_sim import tf32_products
 from torch import nn
 
 import spectralclip as sc
+from oracle import dense_matrix, singular_values
 from spectralclip._linalg.precision import full_precision
 
 NEW_SETTINGS = hasattr(torch.backends, "fp32_precision")
@@ -291,7 +291,7 @@ def test_probabilistic_bounds_are_above_the_norm(reduced: dict[str, Any]) -> Non
     for seed in range(4):
         torch.manual_seed(seed)
         layer = nn.Sequential(reflect(4), nn.Conv2d(4, 2, 3, padding=1, padding_mode="replicate"))
-        true = np.linalg.svd(dense_of(layer.double(), SHAPE), compute_uv=False)[0]
+        true = singular_values(layer.double(), SHAPE)[0]
         op = sc.as_operator(layer.float(), SHAPE)  # so that float32 is all there is
         with tf32_products():
             interval = sc.norm_bounds(op, SHAPE, rtol=1e-4)
@@ -304,7 +304,7 @@ def test_gradients_are_not_those_of_shortened_products() -> None:
     torch.manual_seed(1)
     layer, twin = reflect(), reflect().double()
     twin.load_state_dict(layer.state_dict())
-    matrix = torch.from_numpy(dense_of(twin, SHAPE))
+    matrix = torch.from_numpy(dense_matrix(twin, SHAPE))
     U, _, Vh = torch.linalg.svd(matrix)
     y = twin(Vh[0].reshape(1, *SHAPE)) - twin(torch.zeros(1, *SHAPE, dtype=torch.float64))
     (true,) = torch.autograd.grad((y.flatten() * U[:, 0]).sum(), [twin.weight])

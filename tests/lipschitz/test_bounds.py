@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 import torch.nn.functional as F
-from slopes import Function, dense_norm, jacobian_norms, largest_slope
 from torch import Tensor, nn
 from zoo import BY_NAME, ZOO, lived_in
 
+from oracle import dense_norm
+from oracle.slopes import Function, jacobian_norms, largest_slope
 from spectralclip import Interval, norm_bounds
 from spectralclip._lipschitz.bounds import lipschitz_bounds
 from spectralclip._lipschitz.radius import certified_radius

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from slopes import Function
 from torch import Tensor, nn
 
+from oracle.slopes import Function
 from spectralclip._lipschitz.bounds import lipschitz_bounds
 
 ROOT = math.sqrt(2 / math.pi)

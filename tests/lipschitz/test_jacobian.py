@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from slopes import Function
 from torch import Tensor, nn
 from zoo import BY_NAME, ZOO
 
+from oracle.slopes import Function
 from spectralclip import norm_bounds, svds
 from spectralclip._lipschitz.jacobian import jacobian_operator
 

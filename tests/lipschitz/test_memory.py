@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from slopes import Function, pair_slopes
 from torch import Tensor
 
+from oracle.slopes import Function, pair_slopes
 from spectralclip._lipschitz.bounds import lipschitz_bounds
 
 aten = torch.ops.aten

@@ -14,9 +14,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from operation_draws import DRAWERS, FUNCTIONS, Call, draw_call
-from slopes import Function, steepest
 from torch import Tensor
 
+from oracle.slopes import Function, steepest
 from spectralclip._lipschitz.bounds import lipschitz_bounds
 from spectralclip._lipschitz.chain_norms import Norms, standard_intervals
 from spectralclip._lipschitz.flow import Flow, Node, Ref, piece

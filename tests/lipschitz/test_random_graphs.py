@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slopes import jacobian_norms, largest_slope
 from torch import Tensor, nn
 
+from oracle.slopes import jacobian_norms, largest_slope
 from spectralclip._lipschitz.bounds import lipschitz_bounds
 
 SIDE = 6

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 from random_programs import INPUT, Program
-from slopes import climbed
 
+from oracle.slopes import climbed
 from spectralclip._lipschitz.bounds import lipschitz_bounds
 
 FEW, MANY, BLOCK = 24, 2000, 100

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from slopes import Function, dense_norm, jacobian_norms, largest_slope
 from torch import Tensor, nn
 
+from oracle import dense_norm
+from oracle.slopes import Function, jacobian_norms, largest_slope
 from spectralclip._lipschitz.bounds import lipschitz_bounds
 from spectralclip._lipschitz.pooling import adaptive_overlap, overlap
 

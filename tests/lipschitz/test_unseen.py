@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from slopes import Function, dense_norm, jacobian_norms
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from oracle import dense_norm
+from oracle.slopes import Function, jacobian_norms
 from spectralclip import Interval
 from spectralclip._lipschitz import jacobian
 from spectralclip._lipschitz.bounds import lipschitz_bounds

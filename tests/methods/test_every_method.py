@@ -23,10 +23,11 @@ from method_suite import (
     untold,
 )
 from torch import nn
-from training_cases import assert_identical, true_norm
+from training_cases import assert_identical
 from untouched import assert_same
 from zoo_training import TRAINEES, Trainee
 
+from oracle import dense_norm
 from spectralclip import Method
 from spectralclip._training import Promise, promises_of
 from spectralclip.methods import available, get
@@ -221,7 +222,7 @@ def test_finalize_leaves_plain_layers_within_the_bound(name: str) -> None:
     modules = dict(run.model.named_modules())
     for key, found in run.attachment.layers.items():
         parts = [modules[part] for part in key.split("+")]
-        assert max(true_norm(parts, shape) for shape in found.in_shapes) <= 0.7 * (1 + 2e-3), key
+        assert max(dense_norm(parts, shape) for shape in found.in_shapes) <= 0.7 * (1 + 2e-3), key
     assert run.attachment.is_removed
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import dense_of, linear_with_values, train_batch_norm
+from cases import linear_with_values, train_batch_norm
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,10 +22,10 @@ from training_cases import (
     small_network,
     snapshot,
     train,
-    true_norm,
     true_norms,
 )
 
+from oracle import dense_matrix, dense_norm
 from spectralclip import Attachment, NormWarning, attach
 from spectralclip.methods import FastClip, _followed, paper_clip_
 
@@ -51,7 +51,7 @@ class Printed:
         self.sigma = 0.0
 
     def power_qr(self, start: Tensor, iterations: int) -> None:
-        matrix = dense_of(self.modules, self.in_shape)
+        matrix = dense_matrix(self.modules, self.in_shape)
         X = start.reshape(1, -1).numpy().T
         for _ in range(iterations):
             X, R = np.linalg.qr(X + matrix.T @ (matrix @ X))
@@ -134,7 +134,7 @@ def test_algorithm_3_as_printed(
     same_vectors(monkeypatch)
     model, in_shape = made(name)
     twin = copy.deepcopy(model).eval()
-    c = 0.7 * true_norm(model, in_shape)
+    c = 0.7 * dense_norm(model, in_shape)
     method = FastClip(
         lr=0.05, inner_steps=inner_steps, every=4, concat=True, concat_lr=0.02, concat_every=3
     )
@@ -199,7 +199,7 @@ def test_averaged_loss(name: str, factor: float, monkeypatch: pytest.MonkeyPatch
         model, in_shape = made(name)
         before = model[0].weight.detach().clone()
         method = FastClip(lr=1e-3, every=1, averaged=averaged)
-        bound = 0.5 * true_norm(model, in_shape)
+        bound = 0.5 * dense_norm(model, in_shape)
         attach(method, model, torch.zeros(1, *in_shape).double(), max_norm=bound).step()
         moved.append(model[0].weight.detach() - before)
     torch.testing.assert_close(moved[0], factor * moved[1])
@@ -231,7 +231,7 @@ def counted(attachment: Attachment) -> tuple[int, int, int]:
 
 def test_one_pair_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1))
-    bound = 0.5 * true_norm(model, (3, 8, 8))
+    bound = 0.5 * dense_norm(model, (3, 8, 8))
     method = FastClip(lr=0.01, inner_steps=3, every=4)
     attachment = attach(method, model, torch.zeros(1, 3, 8, 8), max_norm=bound)
     assert counted(attachment) == (22, 0, 22)  # ten to warm up
@@ -336,7 +336,7 @@ class TwoSizes(nn.Module):
 
 def test_norm_of_a_layer_used_at_two_sizes_is_the_larger_one() -> None:
     model = TwoSizes()
-    sizes = [true_norm([model.conv], shape) for shape in ((2, 10, 10), (2, 5, 5))]
+    sizes = [dense_norm([model.conv], shape) for shape in ((2, 10, 10), (2, 5, 5))]
     assert sizes[0] > 1.01 * sizes[1]
     attachment = attach(FastClip(), model, torch.zeros(1, 2, 10, 10), max_norm=1e6)
     for _ in range(99):
@@ -349,7 +349,7 @@ def test_layer_used_at_two_sizes() -> None:
     attachment = attach(FastClip(lr=0.05, every=1), model, torch.zeros(1, 2, 10, 10), max_norm=0.3)
     for _ in range(80):
         attachment.step()
-    sizes = [true_norm([model.conv], shape) for shape in ((2, 10, 10), (2, 5, 5))]
+    sizes = [dense_norm([model.conv], shape) for shape in ((2, 10, 10), (2, 5, 5))]
     assert max(sizes) <= 1.3 * 0.3
     assert 0.7 * max(sizes) <= attachment.norms()["conv"] <= max(sizes) * (1 + 1e-5)
     assert len(attachment.state_dict()["layers"]["conv"]) == 2
@@ -376,7 +376,7 @@ def test_rounds_that_run_away_are_undone(lr: float) -> None:
     with pytest.warns(NormWarning, match=r"FastClip on layer '0': A round .* was undone"):
         attachment.step()
     assert_identical(model.state_dict(), before)
-    norm = true_norm(model, (2, 8, 8))
+    norm = dense_norm(model, (2, 8, 8))
     assert attachment.norms()["0"] == pytest.approx(norm, rel=1e-3)
     attachment.step()
     assert attachment.norms()["0"] == pytest.approx(norm, rel=1e-3)
@@ -423,7 +423,7 @@ def test_weights_that_are_not_finite_at_the_first_look() -> None:
     attachment.step()
     model.load_state_dict(good)
     attachment.step()
-    assert attachment.norms()["0"] == pytest.approx(true_norm(model, (4,)), rel=0.05)
+    assert attachment.norms()["0"] == pytest.approx(dense_norm(model, (4,)), rel=0.05)
 
 
 def test_running_variance_that_makes_no_sense_is_reported() -> None:
@@ -436,7 +436,7 @@ def test_running_variance_that_makes_no_sense_is_reported() -> None:
     attachment.step()
     model[1].running_var.fill_(1.0)
     attachment.step()
-    assert attachment.norms()["0+1"] == pytest.approx(true_norm(model, (4,)), rel=0.15)
+    assert attachment.norms()["0+1"] == pytest.approx(dense_norm(model, (4,)), rel=0.15)
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0])
@@ -451,7 +451,7 @@ def test_zero_weights(shift: float) -> None:
     model.load_state_dict(good)
     for _ in range(20):
         attachment.step()
-    assert attachment.norms()["0"] == pytest.approx(true_norm(model, (4,)), rel=1e-2)
+    assert attachment.norms()["0"] == pytest.approx(dense_norm(model, (4,)), rel=1e-2)
 
 
 # --- Rules -----------------------------------------------------------------------------------
@@ -475,15 +475,15 @@ def test_frozen_parts_of_a_composition_stay() -> None:
 
 def test_half_precision() -> None:
     model = nn.Sequential(nn.Linear(12, 8)).to(torch.bfloat16)
-    bound = 0.6 * true_norm(model, (12,))
+    bound = 0.6 * dense_norm(model, (12,))
     method = FastClip(lr=1.0, every=1, power_iterations=30)
     attachment = attach(method, model, torch.zeros(1, 12, dtype=torch.bfloat16), max_norm=bound)
     for _ in range(20):
         attachment.step()
     assert model[0].weight.dtype == torch.bfloat16
-    assert true_norm(model, (12,)) <= 1.03 * bound
+    assert dense_norm(model, (12,)) <= 1.03 * bound
     norms = attachment.norms()["0"]
-    assert norms == pytest.approx(true_norm(model, (12,)), rel=0.05)
+    assert norms == pytest.approx(dense_norm(model, (12,)), rel=0.05)
 
 
 def test_any_layer_is_followed_like_a_plain_one() -> None:
@@ -512,11 +512,11 @@ def test_any_layer_is_followed_like_a_plain_one() -> None:
 
 def test_parametrized_layers() -> None:
     model = nn.Sequential(parametrizations.weight_norm(nn.Linear(9, 8)))
-    bound = 0.7 * true_norm(model, (9,))
+    bound = 0.7 * dense_norm(model, (9,))
     attachment = attach(FastClip(lr=0.1, every=1), model, torch.zeros(1, 9), max_norm=bound)
     for _ in range(60):
         attachment.step()
-    assert true_norm(model, (9,)) <= 1.1 * bound
+    assert dense_norm(model, (9,)) <= 1.1 * bound
 
 
 def test_replaced_weights_are_followed() -> None:

@@ -18,9 +18,9 @@ from training_cases import (
     small_network,
     snapshot,
     train,
-    true_norm,
 )
 
+from oracle import dense_norm
 from spectralclip import NormWarning, attach
 from spectralclip.methods import _true_norm
 from spectralclip.methods._domain import OutsideDomain
@@ -66,17 +66,9 @@ def made(name: str, *, double: bool = True) -> tuple[nn.Module, tuple[int, ...]]
     return make().double() if double else make(), in_shape
 
 
-def norm_of(module: nn.Module, in_shape: tuple[int, ...]) -> float:
-    """Of the layer as it would be in evaluation now; `eval()` itself would refresh it."""
-    twin = copy.deepcopy(module)
-    for part in twin.modules():
-        part.training = False
-    return true_norm([twin], in_shape)
-
-
 def norms_of(attachment: Any) -> dict[str, float]:
     return {
-        name: norm_of(layer.modules[0], layer.in_shapes[0])
+        name: dense_norm(layer.modules[0], layer.in_shapes[0])
         for name, layer in attachment.layers.items()
     }
 
@@ -101,16 +93,16 @@ def refresh(module: Any) -> None:
 @over_cases
 def test_the_true_norm_is_bounded(name: str) -> None:
     module, in_shape = made(name)
-    norm = norm_of(module, in_shape)
+    norm = dense_norm(module, in_shape)
     assert true_spectral_norm(module, in_shape, 0.6 * norm) is module
-    assert norm_of(module, in_shape) == pytest.approx(0.6 * norm, rel=1e-3)
+    assert dense_norm(module, in_shape) == pytest.approx(0.6 * norm, rel=1e-3)
 
 
 @over_cases
 def test_a_layer_within_its_bound_is_left_as_it_is(name: str) -> None:
     module, in_shape = made(name, double=False)
     weight = module.weight.detach().clone()
-    true_spectral_norm(module, in_shape, 1.01 * norm_of(module, in_shape))
+    true_spectral_norm(module, in_shape, 1.01 * dense_norm(module, in_shape))
     assert torch.equal(module.weight, weight)
     module.train()
     assert torch.equal(module.weight, weight)
@@ -123,8 +115,8 @@ def test_where_torch_bounds_the_reshaped_kernel() -> None:
     theirs, ours = copy.deepcopy(conv), copy.deepcopy(conv)
     parametrizations.spectral_norm(theirs, n_power_iterations=50)
     true_spectral_norm(ours, (4, 10, 10))
-    assert norm_of(theirs, (4, 10, 10)) > 2
-    assert norm_of(ours, (4, 10, 10)) == pytest.approx(1, rel=1e-3)
+    assert dense_norm(theirs, (4, 10, 10)) > 2
+    assert dense_norm(ours, (4, 10, 10)) == pytest.approx(1, rel=1e-3)
 
 
 def dense_weight(weight: Tensor, in_shape: tuple[int, ...], conv: nn.Conv2d) -> Tensor:
@@ -141,7 +133,7 @@ def test_gradient_through_the_norm(
 ) -> None:
     conv = nn.Conv2d(2, 3, 3, padding=1, stride=2, padding_mode=mode).double()
     in_shape = (2, 6, 6)
-    c = share * norm_of(conv, in_shape)
+    c = share * dense_norm(conv, in_shape)
     weight = conv.weight.detach().clone().requires_grad_()
     sigma = torch.linalg.matrix_norm(dense_weight(weight, in_shape, conv), 2)
     direction = torch.randn(weight.shape, dtype=torch.float64)
@@ -165,7 +157,7 @@ def test_evaluation_costs_nothing_and_changes_nothing() -> None:
     assert_identical(snapshot(conv), before)
     assert parts(conv).applications == spent
     # The direction is the same, so that even so the norm is right.
-    assert norm_of(conv, (3, 8, 8)) == pytest.approx(0.3, rel=1e-3)
+    assert dense_norm(conv, (3, 8, 8)) == pytest.approx(0.3, rel=1e-3)
 
 
 def test_the_vectors_follow_the_weight_once_it_has_changed() -> None:
@@ -175,11 +167,11 @@ def test_the_vectors_follow_the_weight_once_it_has_changed() -> None:
     assert parts(conv).applications == spent
     with torch.no_grad():
         conv.parametrizations["weight"].original.copy_(torch.randn(4, 3, 3, 3))
-    assert norm_of(conv, (3, 8, 8)) > 0.4  # not yet
+    assert dense_norm(conv, (3, 8, 8)) > 0.4  # not yet
     for _ in range(3):  # the first of three uses in one step
         conv(torch.randn(2, 3, 8, 8)).sum().backward()
     assert 10 < parts(conv).applications - spent < 100
-    assert norm_of(conv, (3, 8, 8)) == pytest.approx(0.3, rel=2e-3)
+    assert dense_norm(conv, (3, 8, 8)) == pytest.approx(0.3, rel=2e-3)
 
 
 def test_evaluation_begins_with_fresh_vectors() -> None:
@@ -187,7 +179,7 @@ def test_evaluation_begins_with_fresh_vectors() -> None:
     with torch.no_grad():
         model[0].parametrizations["weight"].original.copy_(torch.randn(20, 30))
     model.eval()
-    assert norm_of(model, (30,)) == pytest.approx(0.3, rel=2e-3)
+    assert dense_norm(model, (30,)) == pytest.approx(0.3, rel=2e-3)
 
 
 def test_two_forward_passes_before_the_backward_one() -> None:
@@ -203,7 +195,7 @@ def test_removal_leaves_the_plain_layer() -> None:
     conv = nn.Conv2d(3, 4, 3, padding=1, padding_mode="replicate").double()
     keys, parameter, kind = list(conv.state_dict()), conv.weight, type(conv)
     before = parameter.detach().clone()
-    norm = norm_of(conv, (3, 6, 6))
+    norm = dense_norm(conv, (3, 6, 6))
     true_spectral_norm(conv, (3, 6, 6), 0.5 * norm).eval()
     parametrize.remove_parametrizations(conv, "weight")
     assert type(conv) is kind
@@ -219,7 +211,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
     with torch.no_grad():
         conv.parametrizations["weight"].original.mul_(2)
     conv.weight.sum().backward()
-    assert norm_of(conv, (3, 6, 6)) == pytest.approx(0.3, rel=2e-2)
+    assert dense_norm(conv, (3, 6, 6)) == pytest.approx(0.3, rel=2e-2)
 
 
 def test_precision_may_change_later() -> None:
@@ -227,7 +219,7 @@ def test_precision_may_change_later() -> None:
     with torch.no_grad():
         conv.parametrizations["weight"].original.add_(0.1)
     assert conv(torch.zeros(1, 3, 9, 9).double()).dtype == torch.float64
-    assert norm_of(conv, (3, 9, 9)) == pytest.approx(0.3, rel=2e-3)
+    assert dense_norm(conv, (3, 9, 9)) == pytest.approx(0.3, rel=2e-3)
 
 
 def test_copies_are_apart() -> None:
@@ -238,7 +230,7 @@ def test_copies_are_apart() -> None:
         twin.parametrizations["weight"].original.copy_(torch.randn(4, 3, 3, 3))
     twin(torch.zeros(1, 3, 6, 6))
     assert_identical(snapshot(conv), before)
-    assert norm_of(twin, (3, 6, 6)) == pytest.approx(0.3, rel=1e-2)
+    assert dense_norm(twin, (3, 6, 6)) == pytest.approx(0.3, rel=1e-2)
 
 
 def test_copies_outlive_what_they_are_copies_of() -> None:
@@ -271,7 +263,7 @@ def test_outside_the_domain() -> None:
 @over_cases
 def test_estimate(name: str) -> None:
     module, in_shape = made(name)
-    norm = norm_of(module, in_shape)
+    norm = dense_norm(module, in_shape)
     assert Parametrize.estimate(module, in_shape) == pytest.approx(norm, rel=1e-3)
 
 
@@ -388,7 +380,7 @@ def test_a_layer_that_is_freed_later_is_held_from_then_on() -> None:
     assert norms_of(attachment)["3"] == pytest.approx(0.1, rel=2e-2)
     attachment.remove()
     assert model[3].weight is weight
-    assert true_norm([model[3]], (4, 10, 10)) <= 0.1 * 1.002
+    assert dense_norm([model[3]], (4, 10, 10)) <= 0.1 * 1.002
 
 
 def test_a_layer_that_is_freed_while_it_is_not_finite_is_held_once_it_is() -> None:
@@ -438,7 +430,7 @@ class TwoSizes(nn.Module):
 def test_a_layer_used_at_two_sizes_is_within_its_bound_at_both() -> None:
     model = TwoSizes()
     attach(Parametrize(), model, torch.zeros(1, 2, 12, 12), sgd(model), max_norm=0.3)
-    norms = [norm_of(model.conv, (2, size, size)) for size in (12, 4)]
+    norms = [dense_norm(model.conv, (2, size, size)) for size in (12, 4)]
     assert norms[0] > 1.02 * norms[1]
     assert norms[0] == pytest.approx(0.3, rel=1e-3)
 
@@ -470,7 +462,7 @@ def test_a_layer_of_zeros() -> None:
         optimizer.zero_grad()
         (model(x) - 1).square().sum().backward()
         optimizer.step()
-    assert norm_of(model[0], (2, 6, 6)) == pytest.approx(0.1, rel=1e-2)
+    assert dense_norm(model[0], (2, 6, 6)) == pytest.approx(0.1, rel=1e-2)
     assert attachment.norms()["0"] == pytest.approx(0.1)
 
 

@@ -8,12 +8,12 @@ import drawn_convolutions
 import numpy as np
 import pytest
 import torch
-from cases import dense_of
 from drawn_convolutions import SAME_EVEN, convolutions, transposed_convolutions
 from hypothesis import given, settings
 from torch import nn
 
 import spectralclip as sc
+from oracle import dense_matrix, singular_values
 
 EXAMPLES = settings(drawn_convolutions.EXAMPLES, max_examples=100)
 
@@ -25,7 +25,7 @@ def check(layer: Any, in_shape: tuple[int, ...]) -> None:
     generic = sc.as_operator(layer, in_shape, explicit=False)
     values = sc.singular_values(layer, in_shape)
 
-    matrix = dense_of(layer.double(), in_shape)
+    matrix = dense_matrix(layer.double(), in_shape)
     expected = np.linalg.svd(matrix, compute_uv=False)
     scale = max(expected[0], 1e-30)
     for op in (explicit, generic):
@@ -48,7 +48,7 @@ def check_leading(layer: Any, in_shape: tuple[int, ...]) -> None:
     norm = sc.spectral_norm(layer, in_shape)
     most = min(sc.as_operator(layer, in_shape).shape)
     found = [sc.svds(layer, in_shape, k, solver=sc.Lanczos()) for k in range(1, min(3, most) + 1)]
-    expected = np.linalg.svd(dense_of(layer.double(), in_shape), compute_uv=False)
+    expected = singular_values(layer.double(), in_shape)
     assert float(norm) == pytest.approx(expected[0], rel=1e-3)
     for k, spectrum in enumerate(found, 1):
         assert spectrum.converged

@@ -16,14 +16,14 @@ from cases import (
     Case,
     case,
     dense,
-    dense_of,
-    evaluate,
     params,
     parts,
     reference,
 )
 from torch import Tensor, nn
 
+from oracle import dense_matrix
+from oracle.matrix import evaluate
 from spectralclip import LinearOperator, as_operator, check_affine
 
 EVERY_CASE = params(CASES + HALF_CASES)
@@ -471,7 +471,7 @@ def test_double_precision_can_be_asked_for() -> None:
     op = as_operator(layer, (2, 6, 6), dtype=torch.float64)
     assert op.to_dense().dtype == torch.float64
     layer.double().eval()
-    np.testing.assert_allclose(op.to_dense().numpy(), dense_of(layer, (2, 6, 6)), atol=1e-14)
+    np.testing.assert_allclose(op.to_dense().numpy(), dense_matrix(layer, (2, 6, 6)), atol=1e-14)
 
 
 def test_inputs_in_another_dtype_or_memory_format_are_taken() -> None:

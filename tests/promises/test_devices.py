@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import dense_of
 from devices_sim import NARROW, NarrowTensor, without_float64
 from torch import nn
 
 import spectralclip as sc
+from oracle import dense_matrix, singular_values
 
 Parts = list[nn.Module]
 
@@ -58,7 +58,7 @@ def layer_of(parts: Parts) -> Any:
 
 def oracle(parts: Parts, in_shape: tuple[int, ...]) -> np.ndarray:
     """The singular values of the dense matrix, in float64 on the CPU."""
-    return np.linalg.svd(dense_of(layer_of(on_cpu(parts)), in_shape), compute_uv=False)
+    return singular_values(layer_of(on_cpu(parts)), in_shape)
 
 
 def on_cpu(parts: Parts) -> Parts:
@@ -181,7 +181,7 @@ def test_the_gradient_of_the_norm(name: str, device: torch.device) -> None:
 
 def test_operators_on_the_device(device: torch.device) -> None:
     parts, in_shape = made("reflect", device)
-    matrix = dense_of(layer_of(on_cpu(parts)), in_shape)
+    matrix = dense_matrix(layer_of(on_cpu(parts)), in_shape)
     op = sc.as_operator(parts[0], in_shape)
     x = np.random.default_rng(0).standard_normal(op.shape[1])
     np.testing.assert_allclose(op.to_scipy().matvec(x), matrix @ x, atol=1e-5)

@@ -19,7 +19,6 @@ from cases import (
     Residual,
     TiedPair,
     dense,
-    dense_of,
     dense_singular_values,
     linear_with_values,
     params,
@@ -30,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 import spectralclip as sc
+from oracle import dense_matrix, dense_norm, singular_values, symbol_values
 from spectralclip import Exact, Lanczos, LinearOperator, PowerQR, Spectrum, svds
 from spectralclip._spectrum.subspace import rows_lq
 
@@ -260,7 +260,7 @@ def test_identical_channels_repeat_every_value(solver: str, mode: str) -> None:
         torch.manual_seed(1)
         layer = nn.Conv2d(4, 4, 3, padding=1, groups=4, padding_mode=mode)
         with_weight(layer, layer.weight[:1].expand(4, 1, 3, 3).clone())
-    matrix = dense_of(layer.double(), (4, 6, 6))
+    matrix = dense_matrix(layer.double(), (4, 6, 6))
     found = svds(layer.float(), (4, 6, 6), 8, solver=SOLVERS[solver])
     assert_triplets(found, matrix, 8, 1e-3)
     np.testing.assert_allclose(found.S[:4].numpy(), float(found.S[0]), rtol=1e-3)
@@ -275,7 +275,7 @@ def test_convergence_is_not_claimed_too_soon(k: int) -> None:
         torch.manual_seed(seed)
         layer = nn.Conv2d(4, 4, 3, padding=1)
         found = svds(layer, (4, 8, 8), k, solver=Lanczos())
-        expected = np.linalg.svd(dense_of(layer.double(), (4, 8, 8)), compute_uv=False)[:k]
+        expected = singular_values(layer.double(), (4, 8, 8))[:k]
         error = np.abs(found.S.double().numpy() / expected - 1).max()
         if found.converged and error > 1e-3:
             wrong.append((seed, float(error)))
@@ -335,10 +335,7 @@ def test_values_beyond_the_rank_are_zero(solver: str, rank: int) -> None:
 
 def test_large_circular_convolution_against_fourier() -> None:
     conv = nn.Conv2d(8, 12, 5, padding=2, padding_mode="circular")
-    kernel = conv.weight.detach().double().numpy()
-    # The transform of the kernel, read at each frequency, is a 12 x 8 block.
-    blocks = np.fft.fft2(kernel, (30, 26)).transpose(2, 3, 0, 1)
-    expected = np.sort(np.linalg.svd(blocks, compute_uv=False).ravel())[::-1]
+    expected = symbol_values(conv, (30, 26))
     values = sc.singular_values(conv, (8, 30, 26))
     np.testing.assert_allclose(values.numpy(), expected, rtol=0, atol=1e-5 * expected[0])
     for solver in ("auto", Lanczos(), Exact()):
@@ -715,7 +712,7 @@ def test_gradient_of_the_norm_is_that_of_the_dense_norm(name: str) -> None:
     """Finite differences of NumPy's norm of the dense matrix, along random directions."""
     layer, in_shape = differentiable(name)
     layer.eval()
-    values = np.linalg.svd(dense_of(layer, in_shape), compute_uv=False)
+    values = singular_values(layer, in_shape)
     assert values[1] < 0.999 * values[0]
     norm = sc.spectral_norm(layer, in_shape, tol=1e-12, differentiable=True)
     assert norm.shape == ()
@@ -734,7 +731,7 @@ def test_gradient_of_the_norm_is_that_of_the_dense_norm(name: str) -> None:
             for sign in (1, -1):
                 with torch.no_grad():
                     parameter.copy_(original + sign * step * direction)
-                norms.append(np.linalg.norm(dense_of(layer, in_shape), 2))
+                norms.append(dense_norm(layer, in_shape))
             with torch.no_grad():
                 parameter.copy_(original)
             slope = (norms[0] - norms[1]) / (2 * step)

@@ -1,8 +1,7 @@
 """Layers and compositions, each small enough that its dense matrix costs nothing.
 
 `CASES` is what the tests run over, `HALF_CASES` holds the few in half precision. `dense(case)` is
-the oracle: the layer's own forward in float64, at every basis vector, minus its value at zero. It
-shares no code with the library.
+the matrix of a case's layer as the oracle has it, which shares no code with the library.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
+
+from oracle import dense_matrix
 
 
 @dataclass(frozen=True)
@@ -88,20 +89,7 @@ def train_batch_norm(norm: Any) -> None:
             norm.bias.normal_()
 
 
-# --- The dense oracle ---------------------------------------------------------------------
-
-
-def evaluate(layer: Any, x: Tensor) -> Tensor:
-    """A layer's own forward on a batch; embeddings are read row by row, and take one-hot rows."""
-    for part in parts(layer):
-        if isinstance(part, nn.Embedding):
-            x = x @ part(torch.arange(part.num_embeddings))
-        elif isinstance(part, nn.EmbeddingBag):
-            rows = x @ part(torch.arange(part.num_embeddings)[:, None])
-            x = rows.sum(-2) if part.mode == "sum" else rows.mean(-2)
-        else:
-            x = part(x)
-    return x
+# --- The oracle ---------------------------------------------------------------------------
 
 
 def reference(case: Case) -> Any:
@@ -116,19 +104,9 @@ def reference(case: Case) -> Any:
 @cache
 def dense(case: Case) -> np.ndarray:
     """The matrix of a case's layer in float64, read-only."""
-    matrix = dense_of(reference(case), case.in_shape)
+    matrix = dense_matrix(case.make(), case.in_shape)
     matrix.setflags(write=False)
     return matrix
-
-
-@torch.no_grad()
-def dense_of(layer: Any, in_shape: tuple[int, ...]) -> np.ndarray:
-    """The matrix of a layer that is in float64 and evaluation mode already."""
-    n = int(np.prod(in_shape))
-    basis = torch.eye(n, dtype=torch.float64).reshape(n, *in_shape)
-    offset = evaluate(layer, torch.zeros(1, *in_shape, dtype=torch.float64))
-    columns = torch.cat([evaluate(layer, part) for part in basis.split(256)]) - offset
-    return columns.reshape(n, -1).T.contiguous().numpy()
 
 
 @cache
@@ -836,11 +814,3 @@ def double(layer: Any) -> Any:
     for module in modules(twin):
         module.double().eval()
     return twin
-
-
-def norm_of(layer: Any, in_shape: tuple[int, ...]) -> float:
-    """The norm of a layer in float64, from its dense matrix."""
-    layer = copy.deepcopy(layer)
-    for part in layer if isinstance(layer, (list, nn.Sequential)) else [layer]:
-        part.double().eval()
-    return float(np.linalg.norm(dense_of(layer, in_shape), 2))

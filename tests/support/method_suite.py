@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from training_cases import true_norm
+from torch import nn
 from untouched import surroundings
 from zoo_training import Trainee
 
+from oracle import dense_norm, kernel_norm
 from spectralclip import Attachment, Method, attach
 from spectralclip._training import Promise
 from spectralclip.methods import get
@@ -168,7 +167,7 @@ def single(name: str) -> Single:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(11)
         module = make()
-        module.weight.mul_(3 / true_norm([module], in_shape))
+        module.weight.mul_(3 / dense_norm([module], in_shape))
     return Single(name, module, in_shape)
 
 
@@ -214,14 +213,4 @@ def norm_reached(method: Method, layer: Single, promise: Promise, bound: float =
     kept = model[0]
     if promise.of == "kernel":
         return kernel_norm(kept)
-    return true_norm([kept], layer.in_shape)
-
-
-def kernel_norm(module: nn.Module) -> float:
-    """Of the kernel as a matrix with a row for each output channel."""
-    weight = module.weight
-    assert isinstance(weight, Tensor)
-    kernel = weight.detach().double().numpy()
-    if isinstance(module, nn.modules.conv._ConvTransposeNd):
-        kernel = kernel.swapaxes(0, 1)
-    return float(np.linalg.norm(kernel.reshape(kernel.shape[0], -1), 2))
+    return dense_norm([kept], layer.in_shape)

@@ -6,11 +6,10 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
-from cases import dense_of
 from torch import Tensor, nn
 
+from oracle import dense_norm
 from spectralclip.demo import load_digits
 
 IMAGES, LABELS = (part[:640] for part in load_digits())
@@ -59,16 +58,10 @@ def sgd(model: nn.Module, lr: float = 0.05) -> torch.optim.SGD:
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
 
 
-def true_norm(modules: Any, in_shape: tuple[int, ...]) -> float:
-    """The norm of a layer or composition, from its dense matrix in float64."""
-    parts = [copy.deepcopy(module).double().eval() for module in modules]
-    return float(np.linalg.norm(dense_of(parts, in_shape), 2))
-
-
 def true_norms(attachment: Any) -> dict[str, float]:
     """Of the layers of an attachment, at the largest over their input shapes."""
     return {
-        name: max(true_norm(layer.modules, shape) for shape in layer.in_shapes)
+        name: max(dense_norm(layer.modules, shape) for shape in layer.in_shapes)
         for name, layer in attachment.layers.items()
     }
 

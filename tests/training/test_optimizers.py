@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from training_cases import true_norm
 
+from oracle import dense_norm
 from spectralclip import Attachment, NormWarning, attach, clip_model_
 from spectralclip.methods import Delattre, Gouk, Parametrize, SpectralClip, Virmaux
 
@@ -81,7 +81,7 @@ def largest_change(model: nn.Module, optimizer: Any, steps: int) -> float:
 
 
 def norms_of(model: nn.Sequential) -> dict[str, float]:
-    return {name: true_norm([model[int(name)]], shape) for name, shape in SHAPES.items()}
+    return {name: dense_norm([model[int(name)]], shape) for name, shape in SHAPES.items()}
 
 
 def quietly_attached(model: nn.Module, optimizer: Any, **settings: Any) -> Attachment:

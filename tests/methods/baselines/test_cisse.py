@@ -19,9 +19,9 @@ from training_cases import (
     small_network,
     snapshot,
     train,
-    true_norm,
 )
 
+from oracle import dense_norm
 from spectralclip import NormWarning, attach
 from spectralclip.methods import ConvexSum
 from spectralclip.methods._domain import OutsideDomain
@@ -83,7 +83,7 @@ def test_rows_become_orthonormal_and_the_norm_is_within_the_bound(
     attachment = stepped(layer, in_shape, FULL, 300)
     rows = rows_of(layer) * math.sqrt(taps) / 0.8
     np.testing.assert_allclose(rows @ rows.T, np.eye(len(rows)), atol=1e-3)
-    assert true_norm([layer], in_shape) <= 0.8 * (1 + 1e-3)
+    assert dense_norm([layer], in_shape) <= 0.8 * (1 + 1e-3)
     assert attachment.norms()["0"] == pytest.approx(0.8, rel=1e-3)
 
 
@@ -92,7 +92,7 @@ def test_groups_are_retracted_each_by_itself() -> None:
     stepped(layer, (8, 6, 6), FULL, 300)
     for rows in np.split(rows_of(layer) * 3 / 0.8, 2):
         np.testing.assert_allclose(rows @ rows.T, np.eye(2), atol=1e-3)
-    assert true_norm([layer], (8, 6, 6)) <= 0.8 * (1 + 1e-3)
+    assert dense_norm([layer], (8, 6, 6)) <= 0.8 * (1 + 1e-3)
 
 
 def test_some_rows_are_drawn_anew_in_each_step() -> None:
@@ -127,7 +127,7 @@ def test_the_estimate_is_a_bound(mode: str, options: dict[str, int]) -> None:
     estimate = Cisse.estimate(layer, (4, 8, 8))
     groups = np.split(rows_of(layer), layer.groups)
     assert estimate == pytest.approx(3 * max(np.linalg.norm(g, 2) for g in groups), rel=1e-6)
-    assert true_norm([layer], (4, 8, 8)) <= estimate
+    assert dense_norm([layer], (4, 8, 8)) <= estimate
 
 
 def averaging(mode: str, **options: int) -> nn.Conv2d:
@@ -142,7 +142,7 @@ def test_at_replicated_borders_it_is_none() -> None:
     for mode, above in (("zeros", False), ("replicate", True), ("reflect", True)):
         layer = averaging(mode)
         assert Cisse.estimate(layer, (1, 3, 3)) == pytest.approx(1, rel=1e-6)
-        assert (true_norm([layer], (1, 3, 3)) > 1.005) == above
+        assert (dense_norm([layer], (1, 3, 3)) > 1.005) == above
 
 
 def test_at_circular_borders_that_repeat_outputs_it_is_none() -> None:
@@ -151,7 +151,7 @@ def test_at_circular_borders_that_repeat_outputs_it_is_none() -> None:
         layer = nn.Conv2d(1, 1, 5, padding=padding, padding_mode="circular")
         layer.weight.data.fill_(1 / 25)
         assert Cisse.estimate(layer, (1, 5, 5)) == pytest.approx(1, rel=1e-6)
-        assert (true_norm([layer], (1, 5, 5)) > 1.005) == above
+        assert (dense_norm([layer], (1, 5, 5)) > 1.005) == above
         (promise,) = Cisse.promises
         assert promise.covers(layer) != above
 
@@ -166,7 +166,7 @@ def test_the_estimate_of_weights_that_are_not_finite_is_refused() -> None:
 def test_with_a_stride_the_truth_is_far_below() -> None:
     layer = nn.Conv2d(4, 4, 3, stride=3, padding=1)
     stepped(layer, (4, 9, 9), FULL, 300)
-    assert true_norm([layer], (4, 9, 9)) < 0.4
+    assert dense_norm([layer], (4, 9, 9)) < 0.4
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm2d(3), nn.ConvTranspose2d(3, 3, 3)])
@@ -299,7 +299,7 @@ def test_sums_stay_convex_while_the_weights_are_learned() -> None:
     assert not torch.equal(model[0].sum.weights, torch.full((2,), 0.5))
     start, end = torch.randn(2, 50, 6)
     ratios = (model(start) - model(end)).norm(dim=1) / (start - end).norm(dim=1)
-    bound = math.prod(max(1.0, true_norm([block.branch], (6,))) for block in model)
+    bound = math.prod(max(1.0, dense_norm([block.branch], (6,))) for block in model)
     assert float(ratios.detach().max()) <= bound
 
 

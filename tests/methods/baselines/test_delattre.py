@@ -10,10 +10,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from circulant_oracles import TwoSizes, dense_norm, random_conv, random_linear, step_once
 from torch import Tensor, nn
+from torus_cases import (
+    TwoSizes,
+    random_conv,
+    random_linear,
+    step_once,
+)
 from training_cases import EXAMPLE, assert_identical, loss_of, sgd, small_network, snapshot, train
 
+from oracle import dense_norm, symbol_norms, symbols
 from spectralclip import NormWarning, attach
 from spectralclip.methods._domain import OutsideDomain
 from spectralclip.methods.baselines._gram import circular_bound, gram_bounds, zero_padding_bound
@@ -49,8 +55,7 @@ def test_it_is_above_the_norm_by_no_more_than_the_rank_allows(name: str, iterati
 @pytest.mark.parametrize("iterations", [1, 3, 6])
 def test_it_is_the_schatten_norm_of_the_worst_symbol(iterations: int) -> None:
     conv = random_conv(4, 3, 3).double()
-    symbols = np.fft.fft2(conv.weight.detach().numpy(), s=(7, 6)).transpose(2, 3, 0, 1)
-    values = np.linalg.svd(symbols, compute_uv=False)
+    values = np.linalg.svd(symbols(conv, (7, 6)).numpy(), compute_uv=False)
     order = 2 ** (iterations + 1)
     expected = ((values**order).sum(-1) ** (1 / order)).max()
     found = Delattre.estimate(conv, (4, 7, 6), iterations=iterations)
@@ -139,9 +144,8 @@ def test_it_is_close_to_the_number_of_the_authors_code(channels: tuple[int, int]
 def test_its_distance_from_the_norm_on_an_endless_image(iterations: int) -> None:
     # A row has at most `c (2^t (k - 1) + 1)^2` entries, and its sum of magnitudes is at most the
     # square root of that many times its length.
-    kernel = random_conv(3, 4, 3).weight.detach().double()
-    symbols = np.fft.fft2(kernel.numpy(), s=(200, 200)).transpose(2, 3, 0, 1)
-    norm = float(np.linalg.svd(symbols, compute_uv=False).max())
+    conv = random_conv(3, 4, 3)
+    kernel, norm = conv.weight.detach().double(), symbol_norms(conv, (200, 200)).max()
     bound = float(zero_padding_bound(kernel, iterations))
     entries = 3 * (2**iterations * 2 + 1) ** 2
     assert norm <= bound <= entries ** (1 / 2 ** (iterations + 1)) * norm * (1 + 1e-3)

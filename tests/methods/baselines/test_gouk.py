@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import dense_of, train_batch_norm
+from cases import train_batch_norm
 from torch import Tensor, nn
 from training_cases import (
     EXAMPLE,
@@ -18,10 +18,10 @@ from training_cases import (
     small_network,
     snapshot,
     train,
-    true_norm,
     true_norms,
 )
 
+from oracle import dense_matrix, dense_norm
 from spectralclip import NormWarning, attach
 from spectralclip.methods._domain import OutsideDomain
 from spectralclip.methods.baselines import _scaler
@@ -50,7 +50,7 @@ def conv(mode: str, **options: Any) -> nn.Conv2d:
 @pytest.mark.parametrize("mode", PADDINGS)
 def test_the_estimate_is_the_true_norm_for_every_padding(mode: str, setting: str) -> None:
     layer = conv(mode, **SETTINGS[setting])
-    truth = true_norm([layer], (4, 9, 8))
+    truth = dense_norm([layer], (4, 9, 8))
     estimate = Gouk.estimate(layer, (4, 9, 8))
     assert estimate == pytest.approx(truth, rel=1e-3)
     assert estimate <= truth * (1 + 1e-5)
@@ -69,7 +69,7 @@ def test_the_estimate_of_other_layers(
     make: Callable[[], nn.Module], in_shape: tuple[int, ...]
 ) -> None:
     layer = make()
-    truth = true_norm([layer], in_shape)
+    truth = dense_norm([layer], in_shape)
     assert Gouk.estimate(layer, in_shape) == pytest.approx(truth, rel=1e-3)
     assert Farnia.estimate(layer, in_shape) == Gouk.estimate(layer, in_shape)
 
@@ -86,7 +86,7 @@ def test_five_iterations_from_a_random_vector_are_too_few() -> None:
     """What is missing: between 2 and 20 percent, on each of these."""
     for mode in PADDINGS:
         layer = nn.Conv2d(8, 8, 3, padding=1, padding_mode=mode)
-        share = Gouk.estimate(layer, (8, 8, 8), power_iterations=5) / true_norm([layer], (8, 8, 8))
+        share = Gouk.estimate(layer, (8, 8, 8), power_iterations=5) / dense_norm([layer], (8, 8, 8))
         assert 0.8 < share < 0.98
 
 
@@ -144,7 +144,7 @@ def test_the_steps_are_those_of_the_paper(
             model[0].weight.add_(moved)
             twin[0].weight.add_(moved)
         attachment.step()
-        sigma, found = power_steps(dense_of(twin, (4, 6, 6)), x, iterations)
+        sigma, found = power_steps(dense_matrix(twin, (4, 6, 6)), x, iterations)
         x = found if warm else x
         with torch.no_grad():
             twin[0].weight.div_(max(1.0, sigma / 0.5))
@@ -162,7 +162,7 @@ def at_rest(method: Any, steps: int, mode: str = "zeros") -> float:
     attachment = attach(method, model, torch.zeros(1, 4, 7, 7))
     for _ in range(steps):
         attachment.step()
-    return true_norm(model, (4, 7, 7))
+    return dense_norm(model, (4, 7, 7))
 
 
 @pytest.mark.parametrize("mode", PADDINGS)
@@ -206,7 +206,7 @@ def test_a_warm_vector_holds_on_to_its_frequency() -> None:
         model[0].weight.copy_(torch.tensor([-0.5, 0.4, -0.5]))
     attachment.step()
     assert attachment.norms()["0"] < 0.7
-    assert true_norm(model, (1, 8)) == pytest.approx(1.4, rel=1e-5)
+    assert dense_norm(model, (1, 8)) == pytest.approx(1.4, rel=1e-5)
 
 
 def test_batch_norms_are_clamped_if_asked_for() -> None:
@@ -282,8 +282,8 @@ def test_the_bound_holds_for_each_use() -> None:
     attachment = attach(Gouk(2000), model, torch.zeros(1, 2, 20), max_norm=0.5)
     assert len(attachment.layers["conv"].in_shapes) == 2
     attachment.step()
-    assert true_norm([model.conv], (2, 20)) == pytest.approx(0.5, rel=1e-3)
-    assert true_norm([model.conv], (2, 3)) < 0.499
+    assert dense_norm([model.conv], (2, 20)) == pytest.approx(0.5, rel=1e-3)
+    assert dense_norm([model.conv], (2, 3)) < 0.499
 
 
 @pytest.mark.parametrize("method", [Gouk(), Farnia()])

@@ -20,19 +20,12 @@ from training_cases import (
     small_network,
     snapshot,
     train,
-    true_norm,
 )
 
+from oracle import dense_norm, kernel_norm
 from spectralclip import Attachment, NormWarning, attach
 from spectralclip.methods._domain import OutsideDomain
 from spectralclip.methods.baselines.miyato import Miyato
-
-
-def kernel_norm(module: Any) -> float:
-    kernel = module.weight.detach().double().numpy()
-    if isinstance(module, nn.modules.conv._ConvTransposeNd):
-        kernel = kernel.swapaxes(0, 1)
-    return float(np.linalg.norm(kernel.reshape(len(kernel), -1), 2))
 
 
 def attached(
@@ -71,7 +64,7 @@ def test_other_layers_are_refused(layer: Any) -> None:
 
 def test_the_estimate_is_true_where_the_kernel_is_the_matrix() -> None:
     for layer, in_shape in ((nn.Linear(6, 4), (6,)), (nn.Conv2d(4, 5, 1), (4, 3, 3))):
-        truth = true_norm([layer], in_shape)
+        truth = dense_norm([layer], in_shape)
         assert Miyato.estimate(layer, in_shape) == pytest.approx(truth, rel=1e-6)
 
 
@@ -80,7 +73,7 @@ def test_the_true_norm_of_convolutions_is_about_twice_the_estimate(mode: str) ->
     ratios = []
     for _ in range(10):
         layer = nn.Conv2d(4, 4, 3, padding=1, padding_mode=mode)
-        ratios.append(true_norm([layer], (4, 8, 8)) / Miyato.estimate(layer, (4, 8, 8)))
+        ratios.append(dense_norm([layer], (4, 8, 8)) / Miyato.estimate(layer, (4, 8, 8)))
     assert min(ratios) > 1.3 and max(ratios) < 3
     assert 1.5 < np.mean(ratios) < 2.5
 
@@ -88,16 +81,16 @@ def test_the_true_norm_of_convolutions_is_about_twice_the_estimate(mode: str) ->
 @pytest.mark.parametrize("size", [3, 5, 7])
 def test_the_truth_is_up_to_the_width_of_the_kernel_times_the_estimate(size: int) -> None:
     layer = nn.Conv2d(2, 2, size, padding=size // 2)
-    assert 1.4 < true_norm([layer], (2, 12, 12)) / Miyato.estimate(layer, (2, 12, 12)) < size
+    assert 1.4 < dense_norm([layer], (2, 12, 12)) / Miyato.estimate(layer, (2, 12, 12)) < size
     # A constant kernel: the sum of its entries, but for the border, against the root of squares.
     layer.weight.data.fill_(0.3)
-    ratio = true_norm([layer], (2, 12, 12)) / Miyato.estimate(layer, (2, 12, 12))
+    ratio = dense_norm([layer], (2, 12, 12)) / Miyato.estimate(layer, (2, 12, 12))
     assert 0.75 * size < ratio <= size
 
 
 def test_the_true_norm_depends_on_the_image_and_the_estimate_does_not() -> None:
     layer = nn.Conv2d(2, 3, 3, padding=1)
-    small, large = true_norm([layer], (2, 2, 2)), true_norm([layer], (2, 12, 12))
+    small, large = dense_norm([layer], (2, 2, 2)), dense_norm([layer], (2, 12, 12))
     assert large > 1.15 * small
     assert Miyato.estimate(layer, (2, 2, 2)) == Miyato.estimate(layer, (2, 12, 12))
 
@@ -108,7 +101,7 @@ def test_with_groups_the_estimate_can_be_too_large() -> None:
     layer.weight.data.copy_(layer.weight.data[:1].expand_as(layer.weight))
     length = float(layer.weight[0].detach().norm())
     assert Miyato.estimate(layer, (16, 6, 6)) == pytest.approx(4 * length, rel=1e-5)
-    assert true_norm([layer], (16, 6, 6)) < 3 * length
+    assert dense_norm([layer], (16, 6, 6)) < 3 * length
 
 
 # --- While it is attached -------------------------------------------------------------------
@@ -149,7 +142,7 @@ def test_kernels_have_the_norm_of_the_bound_and_convolutions_do_not() -> None:
     for name, layer in attachment.layers.items():
         assert kernel_norm(layer.modules[0]) == pytest.approx(0.8, rel=0.05), name
         assert norms[name] == pytest.approx(0.8, rel=0.05)
-    assert true_norm([model[6]], (6, 5, 5)) > 1.2
+    assert dense_norm([model[6]], (6, 5, 5)) > 1.2
 
 
 def test_one_iteration_lags_behind_weights_that_move_fast() -> None:
@@ -248,7 +241,7 @@ def test_finalize_clips_the_true_norms() -> None:
     train(model, optimizer, 5)
     results = attachment.finalize()
     assert results["6"].norm_before > 1
-    assert true_norm([model[6]], (6, 5, 5)) <= 0.7 * 1.001
+    assert dense_norm([model[6]], (6, 5, 5)) <= 0.7 * 1.001
 
 
 def test_a_weight_under_two_names() -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import dense_of
 from scipy.linalg import expm
 from torch import Tensor, nn
 from training_cases import (
@@ -23,10 +22,10 @@ from training_cases import (
     small_network,
     snapshot,
     train,
-    true_norm,
     true_norms,
 )
 
+from oracle import dense_matrix, dense_norm, singular_values
 from spectralclip import FoundLayer, Method, NormWarning, attach, find_layers
 from spectralclip.methods._domain import OutsideDomain
 from spectralclip.methods.baselines._swap import SwapMethod
@@ -115,13 +114,13 @@ def test_all_singular_values_are_the_bound_and_the_plain_layer_is_the_same(
         return
     rank = rank_of(layer, in_shape)
     model, attachment = attached(method_of(name), layer, in_shape, max_norm=0.7)
-    swapped = dense_of(model, in_shape)
+    swapped = dense_matrix(model, in_shape)
     values = np.linalg.svd(swapped, compute_uv=False)
     np.testing.assert_allclose(values[:rank], 0.7, rtol=0, atol=1e-9)
     np.testing.assert_allclose(values[rank:], 0, atol=1e-9)
     attachment.remove()
     assert "forward" not in vars(model[0])
-    np.testing.assert_allclose(dense_of(model, in_shape), swapped, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(dense_matrix(model, in_shape), swapped, rtol=0, atol=1e-12)
     if len(in_shape) > 1 and kind != "pointwise":
         assert model[0].padding_mode == "circular"
         assert repr(model[0]).startswith(f"Conv{len(in_shape) - 1}d(")
@@ -132,7 +131,7 @@ def test_single_precision(name: str) -> None:
     model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1))
     attachment = attach(method_of(name), model, torch.zeros(1, 8, 8, 8))
     attachment.remove()
-    values = np.linalg.svd(dense_of(model.double(), (8, 8, 8)), compute_uv=False)
+    values = singular_values(model.double(), (8, 8, 8))
     np.testing.assert_allclose(values, 1, rtol=0, atol=2e-6)
 
 
@@ -148,7 +147,7 @@ def test_large_weights_in_single_precision(name: str, scale: float) -> None:
             conv.weight.mul_(scale)
     attach(method_of(name), model, torch.zeros(1, 24, 4, 4)).remove()
     for conv in model:
-        values = np.linalg.svd(dense_of(conv.double(), (24, 4, 4)), compute_uv=False)
+        values = singular_values(conv.double(), (24, 4, 4))
         np.testing.assert_allclose(values[: rank_of(conv, (24, 4, 4))], 1, rtol=0, atol=3e-6)
 
 
@@ -178,7 +177,7 @@ def test_orthogonal_after_training(name: str) -> None:
     assert all(result.distance == 0 for result in results.values())  # nothing was left to clip
     for key, layer in layers.items():
         twin = copy.deepcopy(layer.modules[0]).double()
-        values = np.linalg.svd(dense_of(twin, layer.in_shapes[0]), compute_uv=False)
+        values = singular_values(twin, layer.in_shapes[0])
         np.testing.assert_allclose(values, 1, rtol=0, atol=1e-5, err_msg=key)
     assert model.eval()(EXAMPLE).shape == (2, 10)
 
@@ -198,28 +197,28 @@ def test_soc_is_the_exponential_of_the_skew_part(scale: float) -> None:
     conv = circular()
     with torch.no_grad():
         conv.weight.mul_(scale)
-    matrix = dense_of(conv, (3, 5, 5))
+    matrix = dense_matrix(conv, (3, 5, 5))
     model, _ = attached(SOC(), conv, (3, 5, 5))
     expected = expm((matrix - matrix.T) / 2)
-    np.testing.assert_allclose(dense_of(model, (3, 5, 5)), expected, atol=1e-12)
+    np.testing.assert_allclose(dense_matrix(model, (3, 5, 5)), expected, atol=1e-12)
 
 
 @needs_package
 def test_cayley_is_the_cayley_transform() -> None:
     conv = circular()
-    matrix = dense_of(conv, (3, 5, 5))
+    matrix = dense_matrix(conv, (3, 5, 5))
     skew, identity = matrix - matrix.T, np.eye(len(matrix))
     model, _ = attached(Cayley(), conv, (3, 5, 5))
     expected = (identity - skew) @ np.linalg.inv(identity + skew)
-    np.testing.assert_allclose(dense_of(model, (3, 5, 5)), expected, atol=1e-12)
+    np.testing.assert_allclose(dense_matrix(model, (3, 5, 5)), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_lot_is_the_nearest_orthogonal_layer(stride: int) -> None:
     conv = nn.Conv2d(2, 4, 3, padding=1, padding_mode="circular", stride=stride).double()
-    u, _, v = np.linalg.svd(dense_of(conv, (2, 6, 6)), full_matrices=False)
+    u, _, v = np.linalg.svd(dense_matrix(conv, (2, 6, 6)), full_matrices=False)
     model, _ = attached(LOT(iterations=60), conv, (2, 6, 6))
-    np.testing.assert_allclose(dense_of(model, (2, 6, 6)), u @ v, atol=1e-9)
+    np.testing.assert_allclose(dense_matrix(model, (2, 6, 6)), u @ v, atol=1e-9)
 
 
 def test_eco_is_the_exponential_of_the_dilated_layer() -> None:
@@ -227,10 +226,10 @@ def test_eco_is_the_exponential_of_the_dilated_layer() -> None:
     spread = copy.deepcopy(conv)
     spread.dilation, spread.padding = (3, 3), (3, 3)
     spread._reversed_padding_repeated_twice = [3] * 4
-    matrix = dense_of(spread, (3, 9, 9))
+    matrix = dense_matrix(spread, (3, 9, 9))
     model, attachment = attached(ECO(), conv, (3, 9, 9))
     expected = expm((matrix - matrix.T) / 2)
-    np.testing.assert_allclose(dense_of(model, (3, 9, 9)), expected, atol=1e-12)
+    np.testing.assert_allclose(dense_matrix(model, (3, 9, 9)), expected, atol=1e-12)
     attachment.remove()
     assert model[0].weight.shape == (3, 3, 3, 3)
     assert (model[0].dilation, model[0].padding) == ((3, 3), (3, 3))
@@ -239,10 +238,10 @@ def test_eco_is_the_exponential_of_the_dilated_layer() -> None:
 def test_aol_scales_by_the_sums_of_the_gram_matrix() -> None:
     """A side of seven is enough for all five by five shifts of a 3x3 kernel to be apart."""
     conv = nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular", bias=False).double()
-    matrix = dense_of(conv, (3, 7, 7))
+    matrix = dense_matrix(conv, (3, 7, 7))
     factors = np.abs(matrix.T @ matrix).sum(0) ** -0.5
     model, _ = attached(AOL(), conv, (3, 7, 7), max_norm=0.9)
-    np.testing.assert_allclose(dense_of(model, (3, 7, 7)), 0.9 * matrix * factors, atol=1e-12)
+    np.testing.assert_allclose(dense_matrix(model, (3, 7, 7)), 0.9 * matrix * factors, atol=1e-12)
 
 
 # --- Against the package ---------------------------------------------------------------------
@@ -261,15 +260,15 @@ def test_soc_of_the_package() -> None:
         long.weight.copy_(kernel)
         conv.weight.copy_(2 * weight)
     model, _ = attached(SOC(), conv, (3, 9, 9))
-    expected = dense_of(long.double(), (3, 9, 9))
-    np.testing.assert_allclose(dense_of(model, (3, 9, 9)), expected, atol=1e-6)
+    expected = dense_matrix(long.double(), (3, 9, 9))
+    np.testing.assert_allclose(dense_matrix(model, (3, 9, 9)), expected, atol=1e-6)
 
 
 @needs_package
 def test_the_layer_of_the_package_for_soc_is_above_one() -> None:
     """One factor for each channel leaves nothing skew-symmetric, however many terms follow."""
     layer = package_soc.FastSOC(4, 4, 3, exp_params=package_soc.ExpParams(6)).double()
-    assert true_norm([layer], (4, 14, 14)) > 1.005
+    assert dense_norm([layer], (4, 14, 14)) > 1.005
 
 
 @needs_package
@@ -323,7 +322,7 @@ def test_few_iterations_of_lot_leave_small_values_small() -> None:
         layer.weight.copy_(torch.diag(torch.tensor([1.0, 0.5, 0.1, 0.004])))
     for iterations in (1, 2, 3, 5, 10, 15):
         model, _ = attached(LOT(iterations), copy.deepcopy(layer), (4,))
-        values = np.linalg.svd(dense_of(model, (4,)), compute_uv=False)
+        values = singular_values(model, (4,))
         assert values[0] <= 1 + 1e-12
         if iterations == 10:
             assert values[2] > 0.99
@@ -336,29 +335,29 @@ def test_eco_as_published_is_not_orthogonal_where_the_kernel_does_not_divide_the
     conv = circular(2)
     model, attachment = attached(ECO(), copy.deepcopy(conv), (2, 9, 9))
     attachment.remove()
-    values = np.linalg.svd(dense_of(model, (2, 8, 8)), compute_uv=False)
+    values = singular_values(model, (2, 8, 8))
     assert values[0] > 1.05
     model, attachment = attached(ECO(), conv, (2, 8, 8))
     attachment.remove()
     assert model[0].dilation == (2, 2)
     assert model[0].kernel_size == (5, 5)  # four taps, and one of zeros in order to have a middle
-    values = np.linalg.svd(dense_of(model, (2, 8, 8)), compute_uv=False)
+    values = singular_values(model, (2, 8, 8))
     np.testing.assert_allclose(values, 1, atol=1e-9)
 
 
 def test_half_of_the_parameters_of_soc_have_no_influence() -> None:
     layer = nn.Linear(4, 4, bias=False).double()
     model, _ = attached(SOC(), layer, (4,))
-    before = dense_of(model, (4,))
+    before = dense_matrix(model, (4,))
     with torch.no_grad():
         change = torch.randn(4, 4).double()
         layer.weight.add_(change + change.T)
-    np.testing.assert_allclose(dense_of(model, (4,)), before, atol=1e-12)
+    np.testing.assert_allclose(dense_matrix(model, (4,)), before, atol=1e-12)
 
 
 def test_aol_is_loose_for_random_kernels() -> None:
     model, _ = attached(AOL(), nn.Conv2d(16, 16, 3, padding=1), (16, 8, 8))
-    assert 0.1 < np.linalg.norm(dense_of(model, (16, 8, 8)), 2) < 0.5
+    assert 0.1 < dense_norm(model, (16, 8, 8)) < 0.5
 
 
 # --- AOL -------------------------------------------------------------------------------------
@@ -380,21 +379,21 @@ def test_aol_is_within_its_bound(kind: str) -> None:
     make, in_shape = AOL_LAYERS[kind]
     layer = make().double()
     estimate = AOL.estimate(layer, in_shape)
-    assert np.linalg.norm(dense_of(layer, in_shape), 2) <= estimate * (1 + 1e-12)
+    assert dense_norm(layer, in_shape) <= estimate * (1 + 1e-12)
     geometry = repr(layer)
     model, attachment = attached(AOL(), layer, in_shape, max_norm=0.8)
-    swapped = dense_of(model, in_shape)
+    swapped = dense_matrix(model, in_shape)
     assert np.linalg.norm(swapped, 2) <= 0.8 * (1 + 1e-12)
     attachment.remove()
     assert repr(model[0]) == geometry
-    np.testing.assert_allclose(dense_of(model, in_shape), swapped, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(dense_matrix(model, in_shape), swapped, rtol=0, atol=1e-14)
 
 
 def test_aol_holds_at_every_size() -> None:
     model, _ = attached(AOL(), nn.Conv2d(1, 1, 3, padding=1, bias=False), (1, 4, 4))
     with torch.no_grad():
         model[0].weight.fill_(1.0)
-    norms = [np.linalg.norm(dense_of(model, (1, n, n)), 2) for n in (4, 8, 20)]
+    norms = [dense_norm(model, (1, n, n)) for n in (4, 8, 20)]
     assert norms == sorted(norms)
     assert 0.95 < norms[-1] <= 1
 
@@ -402,16 +401,16 @@ def test_aol_holds_at_every_size() -> None:
 def test_aol_leaves_orthogonal_layers_alone() -> None:
     layer = nn.Linear(4, 4, bias=False).double()
     nn.init.orthogonal_(layer.weight)
-    mixed = dense_of(layer, (4,))
+    mixed = dense_matrix(layer, (4,))
     with torch.no_grad():
         layer.weight.copy_(torch.eye(4)[[2, 0, 3, 1]])
-    before = dense_of(layer, (4,))
+    before = dense_matrix(layer, (4,))
     assert AOL.estimate(layer, (4,)) == pytest.approx(1)
     model, _ = attached(AOL(), layer, (4,))
-    np.testing.assert_allclose(dense_of(model, (4,)), before)
+    np.testing.assert_allclose(dense_matrix(model, (4,)), before)
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(mixed))
-    np.testing.assert_allclose(dense_of(model, (4,)), mixed, atol=1e-12)
+    np.testing.assert_allclose(dense_matrix(model, (4,)), mixed, atol=1e-12)
 
 
 def test_channels_that_are_zero_have_finite_gradients() -> None:
@@ -506,7 +505,7 @@ def test_why_aol_refuses_them() -> None:
         conv = nn.Conv1d(1, 1, 3, padding=width, padding_mode=mode, bias=False).double()
         with torch.no_grad():
             conv.weight.copy_(torch.tensor([1.0, 0, 0]))
-        norms[f"{mode} {width}"] = true_norm([conv], (1, 8))
+        norms[f"{mode} {width}"] = dense_norm([conv], (1, 8))
     twice = math.sqrt(2)
     expected = {"zeros 2": 1, "circular 1": 1, "circular 2": twice, "replicate 1": twice}
     assert norms == pytest.approx(expected)
@@ -652,7 +651,7 @@ def test_layers_that_are_freed_are_exchanged_after_their_first_step(name: str) -
     train(second[0], second[1], 2, first=2)
     assert_identical([part.state_dict() for part in first], [p.state_dict() for p in second])
     attachment.remove()
-    assert true_norm([model[6]], (6, 5, 5)) <= 0.8 * (1 + 1e-5)
+    assert dense_norm([model[6]], (6, 5, 5)) <= 0.8 * (1 + 1e-5)
 
 
 @over_all

@@ -7,17 +7,17 @@ import math
 import numpy as np
 import pytest
 import torch
-from circulant_oracles import (
+from torch import Tensor, nn
+from torus_cases import (
     TwoSizes,
     clipped_by_matrix,
-    dense_norm,
     random_conv,
     random_linear,
     step_once,
 )
-from torch import Tensor, nn
 from training_cases import EXAMPLE, assert_identical, sgd, small_network, snapshot, train
 
+from oracle import dense_norm
 from spectralclip import NormWarning, attach
 from spectralclip.methods._domain import OutsideDomain
 from spectralclip.methods.baselines.sedghi import Sedghi

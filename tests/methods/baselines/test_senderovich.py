@@ -5,17 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from circulant_oracles import (
+from torch import nn
+from torus_cases import (
     clipped_by_matrix,
-    dense_matrix,
-    dense_norm,
     random_conv,
     random_linear,
     step_once,
 )
-from torch import nn
 from training_cases import EXAMPLE, assert_identical, small_network, snapshot
 
+from oracle import dense_norm, singular_values
 from spectralclip import attach
 from spectralclip.methods._domain import OutsideDomain
 from spectralclip.methods.baselines._circulant import Torus
@@ -53,7 +52,7 @@ def test_the_symbols_have_the_whole_spectrum() -> None:
     assert symbols.shape == (3, 3, 5, 12)  # of four columns of frequencies, one is a conjugate
     values = np.linalg.svd(symbols.numpy(), compute_uv=False)
     both = np.concatenate([values, values[:, 1:2]], axis=1)
-    truth = np.linalg.svd(dense_matrix(conv, (3, 6, 8)), compute_uv=False)
+    truth = singular_values(conv, (3, 6, 8))
     np.testing.assert_allclose(np.sort(both.ravel()), np.sort(truth), rtol=1e-10)
 
 
@@ -164,8 +163,8 @@ def test_the_spectrum_of_the_core_is_that_of_the_layer(stride: int) -> None:
     with torch.no_grad():
         conv.weight.copy_(torch.einsum("or,rsxy,is->oixy", left, core, right))
         small.weight.copy_(core)
-    whole = np.linalg.svd(dense_matrix(conv, (5, 6, 6)), compute_uv=False)
-    values = np.linalg.svd(dense_matrix(small, (2, 6, 6)), compute_uv=False)
+    whole = singular_values(conv, (5, 6, 6))
+    values = singular_values(small, (2, 6, 6))
     np.testing.assert_allclose(whole[: len(values)], values, atol=1e-10)
     assert whole[len(values) :].max() < 1e-10
 

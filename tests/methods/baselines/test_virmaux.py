@@ -12,7 +12,6 @@ from cases import (
     LowRank,
     Residual,
     cumulative_sum,
-    dense_of,
     linear_with_values,
     train_batch_norm,
 )
@@ -27,19 +26,13 @@ from training_cases import (
     true_norms,
 )
 
+from oracle import dense_matrix, singular_values
 from spectralclip import NormWarning, attach, svds
 from spectralclip.methods import virmaux_svds
 from spectralclip.methods._domain import OutsideDomain
 from spectralclip.methods.baselines.virmaux import Virmaux
 
 PADDINGS = ("zeros", "circular", "reflect", "replicate")
-
-
-def truth(layer: Any, in_shape: tuple[int, ...]) -> np.ndarray:
-    """All singular values, from the matrix in float64."""
-    parts = layer if isinstance(layer, list) else [layer]
-    twins = [copy.deepcopy(p).double().eval() if isinstance(p, nn.Module) else p for p in parts]
-    return np.linalg.svd(dense_of(twins, in_shape), compute_uv=False)
 
 
 def normed() -> list[nn.Module]:
@@ -67,22 +60,24 @@ LAYERS: dict[str, tuple[Any, tuple[int, ...]]] = {
 def test_the_estimate_is_the_true_norm_for_every_padding(mode: str, stride: int) -> None:
     layer = nn.Conv2d(4, 6, 3, stride=stride, padding=1, padding_mode=mode)
     estimate = Virmaux.estimate(layer, (4, 9, 8))
-    assert estimate == pytest.approx(truth(layer, (4, 9, 8))[0], rel=1e-3)
+    assert estimate == pytest.approx(singular_values(layer, (4, 9, 8))[0], rel=1e-3)
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_any_affine_layer(name: str) -> None:
     make, in_shape = LAYERS[name]
     layer = make()
-    assert Virmaux.estimate(layer, in_shape) == pytest.approx(truth(layer, in_shape)[0], rel=1e-3)
+    assert Virmaux.estimate(layer, in_shape) == pytest.approx(
+        singular_values(layer, in_shape)[0], rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("mode", PADDINGS)
 def test_several_values_and_their_vectors(mode: str) -> None:
     layer = nn.Conv2d(2, 3, 3, padding=1, padding_mode=mode).double()
     found = virmaux_svds(layer, (2, 5, 5), 4, power_iterations=400)
-    matrix = dense_of(layer, (2, 5, 5))
-    np.testing.assert_allclose(found.S.numpy(), truth(layer, (2, 5, 5))[:4], rtol=1e-3)
+    matrix = dense_matrix(layer, (2, 5, 5))
+    np.testing.assert_allclose(found.S.numpy(), singular_values(layer, (2, 5, 5))[:4], rtol=1e-3)
     U, V = (vectors.flatten(1).numpy() for vectors in (found.U, found.V))
     np.testing.assert_allclose(V @ V.T, np.eye(4), atol=1e-10)
     np.testing.assert_allclose(U @ U.T, np.eye(4), atol=1e-10)
@@ -129,7 +124,7 @@ def test_applications_are_those_of_the_layer() -> None:
 def test_few_iterations_are_wrong_where_svds_is_right() -> None:
     """Its values lie close together, as in nearly every convolution."""
     layer = nn.Conv2d(4, 4, 3, padding=1)
-    values = truth(layer, (4, 10, 10))[:8]
+    values = singular_values(layer, (4, 10, 10))[:8]
     ours = svds(layer, (4, 10, 10), 8)
     assert np.abs(ours.S.numpy() / values - 1).max() < 1e-3
     iterations = ours.applications // 16

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import dense_of
 from torch import Tensor, nn
 
+from oracle import dense_norm
 from spectralclip._bounds.exact import embedding_sides
 from spectralclip._operators.affine import AffineFunction
 from spectralclip._operators.build import explicit_maps
@@ -219,7 +219,7 @@ def test_the_embedding_torus_is_above_zero_padding_and_close(
     sides = embedding_sides(conv)
     grid = Frequencies.on_grid(tuple(n // s for n, s in zip(sides, geometry.stride, strict=True)))
     waves = settle(tracker_of(kernel, grid), layer.weight.detach().flatten(1)[None], 200)
-    norm = np.linalg.norm(dense_of(layer.eval(), in_shape), 2)
+    norm = dense_norm(layer.eval(), in_shape)
     assert share * waves.S.max() <= norm <= waves.S.max() * (1 + 1e-5)
 
 
@@ -250,7 +250,7 @@ def circular(name: str) -> tuple[Any, tuple[int, ...], Kernel, WaveTracker, Wave
 @pytest.mark.parametrize("name", CIRCULAR)
 def test_the_grid_of_a_circular_layer_has_its_norm(name: str) -> None:
     layer, in_shape, *_, waves = circular(name)
-    norm = np.linalg.norm(dense_of(layer, in_shape), 2)
+    norm = dense_norm(layer, in_shape)
     assert waves.S.max() == pytest.approx(norm, rel=1e-6)
 
 
@@ -265,7 +265,7 @@ def test_waves_of_a_circular_layer_are_its_singular_vectors(name: str) -> None:
     sides = [torch.arange(n) + layer.padding[i] for i, n in enumerate(in_shape[1:])]
     images = waves_on(torch.complex(columns[0], columns[1]), frequency, kernel.taps, sides)
     layer.bias.zero_()
-    norm = np.linalg.norm(dense_of(layer, in_shape), 2)
+    norm = dense_norm(layer, in_shape)
     outputs = layer(images)
     assert float(outputs.norm() / images.norm()) == pytest.approx(norm, rel=1e-4)
     # Each of the two parts by itself, where it does not vanish.

@@ -55,19 +55,10 @@ def jacobian_norms(model: nn.Module, points: Tensor, *, at_once: bool = False) -
     All rows of a matrix at once is faster, but not every operation can do that.
     """
     wide = copy.deepcopy(model).double().eval()
-
-    def flat(x: Tensor) -> Tensor:
-        return wide(x[None]).flatten()
-
+    flat = functools.partial(_flat, wide)
     jacobian = functools.partial(torch.autograd.functional.jacobian, flat, vectorize=at_once)
     matrices = [jacobian(x) for x in points.double()]
     return torch.stack([torch.linalg.matrix_norm(m.flatten(1), ord=2) for m in matrices])
-
-
-def dense_norm(model: nn.Module, in_shape: tuple[int, ...]) -> float:
-    """The norm of an affine model, from its dense matrix."""
-    generator = torch.Generator().manual_seed(1)
-    return float(jacobian_norms(model, torch.randn(1, *in_shape, generator=generator))[0])
 
 
 # Where functions are steep: small, usual and large numbers, and some that are nearly alike.
@@ -125,7 +116,8 @@ def steepest(model: nn.Module, size: int, seed: int, stride: int = 1) -> float:
 
 
 def _flat(model: nn.Module, x: Tensor) -> Tensor:
-    return model(x[None]).flatten()
+    image: Tensor = model(x[None])
+    return image.flatten()
 
 
 def climbed(model: nn.Module, size: int, seed: int, starts: int) -> float:

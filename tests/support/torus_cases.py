@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
 import torch
-from cases import dense_of
 from torch import Tensor, nn
 
+from oracle import dense_matrix
 from spectralclip import attach
 
 CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -34,14 +33,6 @@ def random_linear(n_in: int, n_out: int, seed: int = 0) -> nn.Linear:
     with torch.no_grad():
         layer.weight.normal_(generator=torch.Generator().manual_seed(seed))
     return layer
-
-
-def dense_matrix(module: nn.Module, in_shape: tuple[int, ...]) -> np.ndarray:
-    return dense_of(copy.deepcopy(module).double(), in_shape)
-
-
-def dense_norm(module: nn.Module, in_shape: tuple[int, ...]) -> float:
-    return float(np.linalg.norm(dense_matrix(module, in_shape), 2))
 
 
 def clipped_by_matrix(conv: Any, in_shape: tuple[int, ...], bound: float) -> np.ndarray:
