@@ -11,8 +11,9 @@ STAMP := .venv/.installed
 sound = $(shell $(1)/python tools/probe_bfloat16.py)
 SOUND = $(call sound,$(BIN))
 
-# Two test workers on two cores: more threads would only fight each other.
-PYTEST = $(SOUND) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+# Two test workers on two cores: more threads would only fight each other. Bytecode is written even
+# where the surroundings forbid it: the tests start many processes.
+PYTEST = $(SOUND) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
 .PHONY: help install browser lint test test-all test-timm test-floor docs demo bench format clean

@@ -6,7 +6,6 @@ import copy
 import itertools
 from typing import Any
 
-import cvxpy
 import numpy as np
 import pytest
 import scipy.optimize
@@ -154,6 +153,8 @@ def test_exact_is_within_one_percent_of_its_bound(name: str, share: float) -> No
 
 def projection_distance(layer: nn.Module, in_shape: tuple[int, ...], bound: float) -> float:
     """The true distance, by a semidefinite program over the layer's own weights."""
+    import cvxpy  # takes a second
+
     weight = layer.get_parameter("weight")
     start, basis = dense_matrix(layer, in_shape), []
     for index in itertools.product(*[range(size) for size in weight.shape]):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import importlib.util
 import warnings
 from typing import Any
 
@@ -14,14 +16,18 @@ from torch import Tensor, nn
 
 from experiments.attacks import carlini_wagner_l2, pgd_linf, robust_accuracy
 
-with warnings.catch_warnings():
-    # What the toolbox warns of at import is about other frameworks.
-    warnings.simplefilter("ignore")
+if importlib.util.find_spec("art") is None:  # to import it takes long
     reason = "the Adversarial Robustness Toolbox is not installed"
-    evasion = pytest.importorskip("art.attacks.evasion", reason=reason)
-    estimators = pytest.importorskip("art.estimators.classification", reason=reason)
+    pytest.skip(reason, allow_module_level=True)
 
 CONFIDENCE = 0.1
+
+
+def toolbox(name: str) -> Any:
+    """A part of the toolbox."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what it warns of at import is about other frameworks
+        return importlib.import_module(f"art.{name}")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +37,7 @@ def digits() -> Digits:
 
 def classifier(model: nn.Module) -> Any:
     """The same model for the toolbox; a copy, since the toolbox wraps and switches it."""
-    return estimators.PyTorchClassifier(
+    return toolbox("estimators.classification").PyTorchClassifier(
         copy.deepcopy(model),
         loss=nn.CrossEntropyLoss(),
         input_shape=(1, 28, 28),
@@ -42,7 +48,7 @@ def classifier(model: nn.Module) -> Any:
 
 
 def art_pgd(model: nn.Module, images: Tensor, labels: Tensor, eps: float, starts: int) -> Tensor:
-    attack = evasion.ProjectedGradientDescentPyTorch(
+    attack = toolbox("attacks.evasion").ProjectedGradientDescentPyTorch(
         classifier(model),
         norm=np.inf,
         eps=eps,
@@ -56,7 +62,7 @@ def art_pgd(model: nn.Module, images: Tensor, labels: Tensor, eps: float, starts
 
 
 def art_cw(model: nn.Module, images: Tensor, labels: Tensor, **options: Any) -> Tensor:
-    attack = evasion.CarliniL2Method(
+    attack = toolbox("attacks.evasion").CarliniL2Method(
         classifier(model), confidence=CONFIDENCE, batch_size=len(images), verbose=False, **options
     )
     return torch.from_numpy(attack.generate(images.numpy(), labels.numpy()))

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from oracle import dense_matrix
+from oracle.matrix import evaluate
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,13 @@ def dense(case: Case) -> np.ndarray:
     matrix = dense_matrix(case.make(), case.in_shape)
     matrix.setflags(write=False)
     return matrix
+
+
+def smaller_side(case: Case) -> int:
+    """The smaller of the numbers of inputs and outputs, without the matrix."""
+    inputs = torch.zeros(1, *case.in_shape, dtype=torch.float64)
+    with torch.no_grad():
+        return min(inputs.numel(), evaluate(reference(case), inputs).numel())
 
 
 @cache

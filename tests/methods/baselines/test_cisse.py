@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import cvxpy
 import numpy as np
 import pytest
 import torch
@@ -267,6 +266,8 @@ def test_settings_are_checked(settings: dict[str, float]) -> None:
     "point", [(0.5, 0.5), (2.0, -1.0), (0.2, 0.1, 0.9, -0.3), (5.0, 5.0, 4.9), (-1.0, -2.0, -1.5)]
 )
 def test_the_nearest_point_of_the_simplex(point: tuple[float, ...]) -> None:
+    import cvxpy  # takes a second
+
     x = cvxpy.Variable(len(point))
     objective = cvxpy.Minimize(cvxpy.sum_squares(x - np.array(point)))
     cvxpy.Problem(objective, [x >= 0, cvxpy.sum(x) == 1]).solve(solver=cvxpy.CLARABEL)
