@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import runpy
 import signal
@@ -14,6 +15,9 @@ _AMX = Path(__file__).parents[1] / "src" / "spectralclip" / "_common" / "amx.py"
 os.environ.update(runpy.run_path(str(_AMX))["needed"]())
 
 import torch  # noqa: E402
+
+# A third of the time of collection goes into looking for garbage among what is there to stay.
+gc.disable()
 
 # The same examples on every run: a failure can be repeated, and time is known beforehand.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
@@ -32,6 +36,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         place = seen[name] = seen.get(name, -1) + 1
         if place % marker.args[0]:
             item.add_marker(pytest.mark.slow)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture
