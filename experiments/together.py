@@ -21,8 +21,8 @@ from experiments.engine.device import require_device
 from experiments.engine.work import Failed, Task, now_and_then, perform
 from experiments.experiment import SCALES, Cell
 from experiments.guard import FAILED, FINE, Problem, guarded, note
-from experiments.lock import Lock
 from experiments.store import Store, Unreadable, results_folder
+from experiments.store.lock import Lock
 from experiments.training.team import Team
 
 

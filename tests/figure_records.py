@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from experiments import _powerqr_section as parts
 from experiments import (
-    _small_network,
     figure_circulant_error,
     figure_compensation,
     figure_concat,
     figure_powerqr_time,
     figure_simple_clip,
 )
-from experiments._circulant_errors import PADDINGS
-from experiments._resnet_runs import METHODS
 from experiments.experiment import Config, Record, Scale
+from experiments.figure_circulant_error.errors import PADDINGS
+from experiments.figure_powerqr_time import section as parts
+from experiments.trained import small_network as _small_network
+from experiments.trained.resnet import METHODS
 
 SEEDS = 3
 

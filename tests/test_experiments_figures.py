@@ -17,8 +17,6 @@ import torch
 from figure_records import MADE_UP, circulant, compensation, concat, lost, simple, times
 from torch import Tensor, nn
 
-from experiments import _powerqr_section as parts
-from experiments import _resnet_runs as resnets
 from experiments import (
     figure_circulant_error,
     figure_compensation,
@@ -26,10 +24,12 @@ from experiments import (
     figure_powerqr_time,
     figure_simple_clip,
 )
-from experiments._circulant_errors import PADDINGS, Padding, complete
-from experiments._small_network import norms
-from experiments._true_norm import DENSE, true_norm
 from experiments.experiment import SCALES, Chart, Context, Experiment, Record, Scale, Table
+from experiments.figure_circulant_error.errors import PADDINGS, Padding, complete
+from experiments.figure_powerqr_time import section as parts
+from experiments.measuring.true_norm import DENSE, true_norm
+from experiments.trained import resnet as resnets
+from experiments.trained.small_network import norms
 from experiments.training import TrainConfig, recipe
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -170,7 +170,7 @@ def test_powerqr_time_of_a_smoke_cell(tmp_path: Path) -> None:
 @pytest.mark.parametrize("busy", [0, 1])
 def test_busy_siblings_are_counted(busy: int) -> None:
     timed = (
-        "import time; from experiments._stopwatch import Stopwatch; watch = Stopwatch(); "
+        "import time; from experiments.measuring.stopwatch import Stopwatch; watch = Stopwatch(); "
         "watch.time('nap', lambda: time.sleep(1)); print(watch.summary(1)['cells_beside'])"
     )
     script = (

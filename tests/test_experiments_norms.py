@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from spectralclip import attach
 from spectralclip.methods import get
 
-norms = pytest.importorskip("experiments.norms", reason="needs SciPy")
+norms = pytest.importorskip("experiments.measuring.norms", reason="needs SciPy")
 
 LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]]
 LAYERS = {

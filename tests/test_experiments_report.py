@@ -15,14 +15,14 @@ pytest.importorskip("vl_convert")
 markdown_it = pytest.importorskip("markdown_it")
 
 from experiments import (  # noqa: E402
-    _step_times,
-    accuracy_claims,
     figure_layer_norms,
     methods,
     table_batchnorm,
     table_dla,
     table_resnet,
 )
+from experiments.accuracy import claims as accuracy_claims  # noqa: E402
+from experiments.accuracy.published import METRICS, NUMBERS, Place  # noqa: E402
 from experiments.experiment import (  # noqa: E402
     SCALES,
     Chart,
@@ -34,7 +34,7 @@ from experiments.experiment import (  # noqa: E402
     Table,
     Verdict,
 )
-from experiments.published import METRICS, NUMBERS, Place  # noqa: E402
+from experiments.figure_layer_norms import step_times as _step_times  # noqa: E402
 from experiments.report import conditions, write  # noqa: E402
 from experiments.store import Store  # noqa: E402
 from experiments.training import TrainConfig  # noqa: E402

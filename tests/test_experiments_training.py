@@ -26,8 +26,8 @@ from experiments import methods
 from experiments.data import load, subset
 from experiments.engine import sources
 from experiments.experiment import Context
+from experiments.measuring.norms import layers_to_measure, true_norms
 from experiments.models import build
-from experiments.norms import layers_to_measure, true_norms
 from experiments.training import (
     TrainConfig,
     TrainingDiverged,

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from experiments import registry
 from experiments.engine.surroundings import surroundings
 from experiments.experiment import Cell, Context, Experiment, Result
-from experiments.plain import plain
+from experiments.store.plain import plain
 
 _LONGEST = 400  # characters of an error that are shown
 Say = Callable[[float, str], None]

@@ -16,7 +16,7 @@ from torch.nn import functional
 from experiments import methods
 from experiments.attacks._inputs import Protocol as AttackProtocol
 from experiments.experiment import Config, Context, Result
-from experiments.norms import true_norms
+from experiments.measuring.norms import true_norms
 from experiments.training.batches import batches, count, pixels
 from experiments.training.board import Board
 from experiments.training.config import ATTACKS, TrainConfig

@@ -13,7 +13,7 @@ from torch import nn
 from experiments import data as datasets
 from experiments import methods, models
 from experiments.experiment import Context
-from experiments.norms import layers_to_measure
+from experiments.measuring.norms import layers_to_measure
 from experiments.training.batches import pixels
 from experiments.training.checkpoint import Checkpoint
 from experiments.training.config import TrainConfig
