@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from experiments.experiment import Chart, Record, Section, Table
 from experiments.figure_circulant_error.errors import CIRCULANT, GRAM, PADDINGS, Error, errors
 from experiments.judging.statistics import summary
-from experiments.report import line_charts as _charts
+from experiments.report import line_charts as charts
 
 
 def section(records: Sequence[Record]) -> Section:
@@ -32,7 +32,7 @@ def section(records: Sequence[Record]) -> Section:
     return Section([truth, _by_kernel(found, said), _by_stride(found, said), _table(found, taken)])
 
 
-def _means(found: Sequence[Error], name: str, title: Callable[[Error], str]) -> list[_charts.Row]:
+def _means(found: Sequence[Error], name: str, title: Callable[[Error], str]) -> list[charts.Row]:
     return [
         {
             "channels": e.channels,
@@ -48,12 +48,12 @@ def _means(found: Sequence[Error], name: str, title: Callable[[Error], str]) -> 
 def _by_kernel(found: Sequence[Error], said: str) -> Chart:
     shown = [e for e in found if e.stride == 1 and e.estimate == CIRCULANT]
     kernels = sorted({e.kernel for e in shown})
-    spec = _charts.lines(
+    spec = charts.lines(
         _means(shown, "panel", lambda e: f"{e.kernel} x {e.kernel}"),
-        _charts.number("channels", "channels", log=True),
-        _charts.number("error", "absolute error of the norm", log=True),
-        _charts.name("padding", "padding", PADDINGS),
-        panels=_charts.name("panel", None, [f"{kernel} x {kernel}" for kernel in kernels]),
+        charts.number("channels", "channels", log=True),
+        charts.number("error", "absolute error of the norm", log=True),
+        charts.name("padding", "padding", PADDINGS),
+        panels=charts.name("panel", None, [f"{kernel} x {kernel}" for kernel in kernels]),
         columns=3,
     )
     return Chart(
@@ -68,14 +68,14 @@ def _by_kernel(found: Sequence[Error], said: str) -> Chart:
 def _by_stride(found: Sequence[Error], said: str) -> Chart:
     kernel = min(e.kernel for e in found)
     shown = [e for e in found if e.kernel == kernel]
-    spec = _charts.lines(
+    spec = charts.lines(
         [
             {**row, "line": f"{row['estimate']}, {row['panel']}"}
             for row in _means(shown, "panel", lambda e: f"stride {e.stride}")
         ],
-        _charts.number("channels", "channels", log=True),
-        _charts.number("error", "absolute error of the norm", log=True),
-        _charts.name(
+        charts.number("channels", "channels", log=True),
+        charts.number("error", "absolute error of the norm", log=True),
+        charts.name(
             "line",
             None,
             [
@@ -84,7 +84,7 @@ def _by_stride(found: Sequence[Error], said: str) -> Chart:
                 for stride in (1, 2)
             ],
         ),
-        panels=_charts.name("padding", None, PADDINGS),
+        panels=charts.name("padding", None, PADDINGS),
     )
     return Chart(
         "circulant-error-stride",

@@ -8,11 +8,11 @@ from functools import partial
 from experiments.accuracy.claims import Column, select_column
 from experiments.accuracy.grid import PAPERS, RIVALS, method_name
 from experiments.experiment import Claim, Record, Verdict
-from experiments.figure_layer_norms import section as layers
-from experiments.figure_layer_norms.step_times import (
-    DLA_CIFAR,
-    RESNET_CIFAR,
-    RESNET_MNIST,
+from experiments.figure_layer_norms.grid import DLA_CIFAR, RESNET_CIFAR, RESNET_MNIST
+from experiments.figure_layer_norms.measured import (
+    CLOSE,
+    distances,
+    distances_by_epoch,
     seconds,
     timed,
     undisturbed,
@@ -42,14 +42,14 @@ def _too_early(
     measure: Callable[[Sequence[float]], float],
 ) -> str:
     runs = [run for column in columns for run in select_column(records, column, method)]
-    paths = [[1 + measure(found) for found in layers.distances_by_epoch(run)] for run in runs]
+    paths = [[1 + measure(found) for found in distances_by_epoch(run)] for run in runs]
     return too_early(method_name(method), runs, paths)
 
 
 def _close(records: Sequence[Record], columns: Sequence[Column]) -> Verdict:
     def margin(record: Record) -> float | None:
-        found = layers.distances(record)
-        return layers.CLOSE - max(found) if found else None
+        found = distances(record)
+        return CLOSE - max(found) if found else None
 
     verdict = judge(
         [
@@ -66,7 +66,7 @@ def _close(records: Sequence[Record], columns: Sequence[Column]) -> Verdict:
 
 def _precise(records: Sequence[Record], columns: Sequence[Column]) -> Verdict:
     def distance(record: Record) -> float | None:
-        found = layers.distances(record)
+        found = distances(record)
         return _mean(found) if found else None
 
     def by_method(column: Column, method: str) -> dict[int, float]:
