@@ -20,10 +20,11 @@ from experiments import registry
 from experiments.engine.device import require_device
 from experiments.engine.work import Failed, Task, now_and_then, perform
 from experiments.experiment import SCALES, Cell
-from experiments.guard import FAILED, FINE, Problem, guarded, note
+from experiments.guard import FAILED, guarded
 from experiments.store import Store, Unreadable, results_folder
 from experiments.store.lock import Lock
 from experiments.training.team import Team
+from spectralclip._common import FINE, Problem
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -97,7 +98,7 @@ def _done(store: Store, cell: Cell, given: argparse.Namespace, team: Team) -> in
     task = Task(registry.PACKAGE, cell, given.data, scratch, log, given.threads, given.device)
     event = perform(task, now_and_then(lambda share, words: _say(team, share, words), 10.0))
     if isinstance(event, Failed):
-        note(event.details)
+        print(event.details, file=sys.stderr, flush=True)
         return FAILED
     if team.rank == 0:
         store.save(cell, event.result, {**event.run, "processes": team.size})
