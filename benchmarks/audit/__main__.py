@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from benchmarks.audit.render import page
-from benchmarks.extraction.__main__ import _cpu_model, _versions
+from benchmarks.common.pages import page_file, write
+from benchmarks.common.runs import ROOT, limit_threads, load, results_file, save, surroundings
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "audit.json"
-PAGE = ROOT / "docs" / "benchmarks" / "audit.md"
+RESULTS = results_file("audit")
 
 
 def main() -> None:
@@ -34,13 +31,8 @@ def main() -> None:
         return
     if not options.render:
         rows = [_in_process(name, workers) for name, workers in _runs()]
-        results = {
-            "versions": _versions(),
-            "machine": {"cpu": _cpu_model(), "cores": os.cpu_count(), "threads": 1},
-            "rows": rows,
-        }
-        RESULTS.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
-    PAGE.write_text(page(json.loads(RESULTS.read_text())))
+        save({**surroundings(), "rows": rows}, RESULTS)
+    write(page(load(RESULTS)), page_file("audit"))
 
 
 def _runs() -> list[tuple[str, int]]:
@@ -50,11 +42,9 @@ def _runs() -> list[tuple[str, int]]:
 
 
 def _in_process(name: str, workers: int) -> dict[str, Any]:
-    threads = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
     found = subprocess.run(
         [sys.executable, "-m", "benchmarks.audit", "--one", name, str(workers)],
         cwd=ROOT,
-        env=os.environ | threads,
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -65,12 +55,12 @@ def _in_process(name: str, workers: int) -> dict[str, Any]:
 
 
 def _audited(name: str, workers: int) -> dict[str, Any]:
+    limit_threads()
     import torch
 
     from benchmarks.audit.models import MODELS
     from spectralclip import audit
 
-    torch.set_num_threads(1)
     torch.manual_seed(0)
     (model,) = [model for model in MODELS if model.name == name]
     module, example = model.build(), model.example()

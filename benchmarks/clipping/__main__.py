@@ -7,29 +7,24 @@ page and the picture from it.
 from __future__ import annotations
 
 import argparse
-import copy
-import json
-import math
-import os
-import statistics
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.extraction.__main__ import _cpu_model, _versions
+from benchmarks.common.pages import page_file, picture_file, write
+from benchmarks.common.runs import (
+    limit_threads,
+    load,
+    results_file,
+    save,
+    surroundings,
+    trial_file,
+)
 
 if TYPE_CHECKING:
-    from torch import nn
+    from benchmarks.clipping.layers import ClipCase
 
-    from benchmarks.clipping.baselines import Method, Outcome
-    from benchmarks.clipping.layers import ClipCase, Problem
-    from benchmarks.common.session import Session
-
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "clipping.json"
-TRIAL_RESULTS = ROOT / "runs" / "clipping-{}.json"  # of a quick run, or of some configurations
+RESULTS = results_file("clipping")
 QUICK = (
     ("16->16 n8", 0.5),
     ("8->16 circular n12", 0.7),
@@ -38,97 +33,55 @@ QUICK = (
     ("16->8 transposed 4x4 stride 2 n8", 0.5),
     ("16->16 conv+BN n8", 0.95),
 )
-OURS = "clip_"
-REPEATS = 3  # and 1 for large layers
-SLOW = 2.0  # seconds: what takes longer is not repeated, since noise matters little there
-EXACT_LIMIT = 10**6  # weights
 DENSE_SHAPE = (4096, 1000)
 QUICK_DENSE_SHAPE = (256, 100)
 
 
-@dataclass(frozen=True)
-class ClipRow:
-    """One method on one configuration."""
-
-    case: str
-    kind: str
-    weights: str
-    large: bool
-    family: str
-    fraction: float  # c / sigma_1 before
-    method: str
-    norm: float | None  # true sigma_1 / c; None where the weights are no longer finite
-    diverged: bool  # the norm has grown, or the weights are not finite
-    distance: float | None  # ||M(W') - M(W)||_F
-    distance_at_c: float | None  # after an oracle scaled what was left above c
-    applications: int
-    flops: float | None
-    work: float  # flops, or else applications, in applications of the layer
-    rounds: int | None
-    converged: bool | None
-    seconds: float  # of CPU time, median
-    bound: float | None = None  # a lower bound on the distance
-    ratio: float | None = None  # of seconds to ours
-
-
-@dataclass(frozen=True)
-class CertifyRow:
-    """`clip_(..., certify=True)`: the true norm and its bounds afterwards, all over c."""
-
-    case: str
-    large: bool
-    norm: float
-    reported: float  # the upper end that clip_ itself returns
-    lower: float  # of `norm_bounds` with its defaults, and the upper end
-    upper: float
-    kind: str
-    seconds: float
-
-
 def main() -> None:
     arguments = _arguments()
-    # BLAS reads these when it is loaded: everything that loads it is imported after.
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[variable] = "1"
-    import torch
+    limit_threads()
+    from benchmarks.clipping.figures import figures
+    from benchmarks.clipping.picture import draw
+    from benchmarks.clipping.render import render
 
-    from benchmarks.clipping.render import PICTURE, draw, write_page
-
-    torch.set_num_threads(1)
-    results = _measure(arguments)
-    trial = arguments.quick or arguments.only is not None
-    write_page(results, arguments.out.with_suffix(".md") if trial else None)
-    draw(results, arguments.out.with_suffix(".png") if trial else PICTURE)
+    if not arguments.render:
+        _measure(arguments)
+    results = load(arguments.out)
+    results["figures"] = figures(results)
+    trial = arguments.out != RESULTS
+    picture = arguments.out.with_suffix(".png") if trial else picture_file("clipping")
+    page = arguments.out.with_suffix(".md") if trial else page_file("clipping")
+    write(render(results, picture.name if trial else f"../images/{picture.name}"), page)
+    draw(results, picture)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.clipping", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="six small ones, to try it out")
     parser.add_argument("--only", metavar="NAME", help="configurations whose name contains NAME")
+    parser.add_argument("--render", action="store_true", help="write the page from the JSON only")
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     arguments = parser.parse_args()
     if arguments.out is None:
         trial = "quick" if arguments.quick else "only" if arguments.only is not None else None
-        arguments.out = RESULTS if trial is None else Path(str(TRIAL_RESULTS).format(trial))
+        arguments.out = RESULTS if trial is None else trial_file("clipping", trial)
     return arguments
 
 
-def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    from benchmarks.clipping.render import figures
+def _measure(arguments: argparse.Namespace) -> None:
+    from benchmarks.clipping import measure
+    from benchmarks.clipping.figures import figures
     from benchmarks.common.session import Session
 
-    session = Session(arguments.quick)
-    methods = _methods(session)
-    cases = _cases(arguments)
+    session, methods, cases = Session(arguments.quick), measure.methods(), _cases(arguments)
     results: dict[str, Any] = {
-        "versions": _versions(),
-        "machine": {"cpu": _cpu_model(), "cores": os.cpu_count(), "threads": 1},
+        **surroundings(),
         "settings": {
             "quick": arguments.quick,
             "only": arguments.only,
-            "repeats": REPEATS,
+            "repeats": measure.REPEATS,
             "repeats_of_large_layers": 1,
-            "not_repeated_beyond_seconds": SLOW,
+            "not_repeated_beyond_seconds": measure.SLOW,
         },
         "complete": False,
         "rows": [],
@@ -137,33 +90,26 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "failed": [],
     }
 
-    def save() -> None:
+    def store() -> None:
         results["skipped"] = [asdict(skip) for skip in session.skipped]
         results["seconds"] = session.seconds()
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(results, indent=1, allow_nan=False) + "\n"
-        # Written beside and moved: a run that is stopped leaves a whole file behind.
-        draft = arguments.out.with_suffix(".part")
-        draft.write_text(text)
-        draft.replace(arguments.out)
+        save(results, arguments.out)
 
-    _warm_up(methods)
+    measure.warm_up(methods)
     for position, case in enumerate(cases, 1):
         problem = case.build()
-        rows = _measure_case(session, case, problem, methods, results["failed"])
+        rows = measure.measure_case(session, case, problem, methods, results["failed"])
         results["rows"] += [asdict(row) for row in rows]
-        if OURS in methods:
-            results["certified"] += _measure_certified(case, problem, results["failed"])
-        save()
-        session.say(f"{position}/{len(cases)} {case.name}: {_in_short(rows)}")
+        results["certified"] += measure.measure_certified(case, problem, results["failed"])
+        store()
+        session.say(f"{position}/{len(cases)} {case.name}: {measure.in_short(rows)}")
     if arguments.only is None:
         shape = QUICK_DENSE_SHAPE if arguments.quick else DENSE_SHAPE
-        results["dense"] = _measure_dense(shape, methods)
+        results["dense"] = measure.measure_dense(shape, methods)
         session.say(f"dense {shape[0]}x{shape[1]}")
     results["figures"] = figures(results)
     results["complete"] = True
-    save()
-    return results
+    store()
 
 
 def _cases(arguments: argparse.Namespace) -> list[ClipCase]:
@@ -178,269 +124,6 @@ def _cases(arguments: argparse.Namespace) -> list[ClipCase]:
             names = "\n  ".join(case.name for case in every)
             raise SystemExit(f"No configuration has {arguments.only!r} in its name:\n  {names}")
     return cases
-
-
-# --- Methods ------------------------------------------------------------------------------
-
-
-def _methods(session: Session) -> dict[str, Method]:
-    """Ours and the baselines. Only a quick run goes on without ours."""
-    from benchmarks.clipping.baselines import BASELINES
-
-    try:
-        from spectralclip import clip_, norm_bounds  # noqa: F401
-    except ImportError as error:
-        if not session.quick:
-            raise
-        session.say(f"clip_ is left out: {error}")
-        return dict(BASELINES)
-    return {OURS: _ours(), "clip_ exact": _ours(exact=True), **BASELINES}
-
-
-def _ours(**options: bool) -> Method:
-    from benchmarks.clipping.baselines import NotApplicable, Outcome
-    from benchmarks.clipping.layers import movable, multiplications
-    from spectralclip import clip_
-
-    def run(module: nn.Module, in_shape: tuple[int, ...], limit: float) -> Outcome:
-        if options.get("exact") and movable(module).weight.numel() > EXACT_LIMIT:
-            raise NotApplicable("exact clipping of so many weights takes minutes")
-        result = clip_(module, limit, in_shape, **options)
-        flops = getattr(result, "flops", None)  # beyond the applications
-        if flops is not None:
-            flops += 2.0 * result.applications * multiplications(module, in_shape)
-        return Outcome(
-            movable(module).weight.detach(),
-            result.applications,
-            flops,
-            result.rounds,
-            result.distance_lower_bound,
-            result.converged,
-        )
-
-    return run
-
-
-def _warm_up(methods: dict[str, Method]) -> None:
-    """Everything once on a small layer: what only first calls pay for is not timed."""
-    from benchmarks.clipping.baselines import NotApplicable
-    from benchmarks.clipping.layers import small_cases
-
-    problem = small_cases()[0].build()
-    for run in methods.values():
-        try:
-            run(copy.deepcopy(problem.module), problem.in_shape, problem.limit)
-        except (NotApplicable, ArithmeticError, RuntimeError, ValueError):
-            continue  # it will be met again, and noted, where it is measured
-
-
-# --- Measurements -------------------------------------------------------------------------
-
-
-def _measure_case(
-    session: Session,
-    case: ClipCase,
-    problem: Problem,
-    methods: dict[str, Method],
-    failed: list[dict[str, str]],
-) -> list[ClipRow]:
-    outcomes, seconds = _interleaved(session, case, problem, methods, failed)
-    rows = _judged(case, problem, outcomes, seconds)
-    bounds = [outcome.bound for outcome in outcomes.values() if outcome.bound is not None]
-    bound = max(filter(math.isfinite, bounds), default=None)
-    ours = seconds.get(OURS)
-    ratios = [None if ours is None else row["seconds"] / ours for row in rows]
-    return [ClipRow(**row, bound=bound, ratio=r) for row, r in zip(rows, ratios, strict=True)]
-
-
-def _interleaved(
-    session: Session,
-    case: ClipCase,
-    problem: Problem,
-    methods: dict[str, Method],
-    failed: list[dict[str, str]],
-) -> tuple[dict[str, Outcome], dict[str, float]]:
-    """First outcomes and median CPU seconds; each round runs all, and begins with another."""
-    from benchmarks.clipping.baselines import NotApplicable
-
-    names = list(methods)
-    outcomes: dict[str, Outcome] = {}
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    dropped: set[str] = set()
-    for repeat in range(1 if case.large or session.quick else REPEATS):
-        shift = repeat % len(names)
-        for name in names[shift:] + names[:shift]:
-            if name in dropped or seconds[name][:1] > [SLOW]:
-                continue
-            try:
-                outcome, taken = _timed(problem, methods[name])
-            except NotApplicable as reason:
-                session.skip("clipping", case, name, str(reason))
-                dropped.add(name)
-                continue
-            except (ArithmeticError, RuntimeError, ValueError) as error:
-                failed.append(_failure(case, name, error))
-                dropped.add(name)
-                continue
-            outcomes.setdefault(name, outcome)
-            seconds[name].append(taken)
-    kept = {name: outcomes[name] for name in names if name in outcomes and name not in dropped}
-    return kept, {name: statistics.median(seconds[name]) for name in kept}
-
-
-def _timed(problem: Problem, run: Callable[..., Any]) -> tuple[Any, float]:
-    module = copy.deepcopy(problem.module)
-    began = time.process_time()
-    outcome = run(module, problem.in_shape, problem.limit)
-    return outcome, time.process_time() - began
-
-
-def _judged(
-    case: ClipCase, problem: Problem, outcomes: dict[str, Outcome], seconds: dict[str, float]
-) -> list[dict[str, Any]]:
-    """What each method really reached, in float64."""
-    from benchmarks.clipping.layers import TrueDistance, movable, multiplications
-
-    distance = TrueDistance(problem.module, problem.in_shape)
-    before = movable(problem.module).weight
-    per_application = 2.0 * multiplications(problem.module, problem.in_shape)
-    rows = []
-    for name, outcome in outcomes.items():
-        norm = norm_with(problem, outcome.weight)
-        finite = math.isfinite(norm)
-        at_c = outcome.weight.double() * min(1.0, problem.limit / norm) if norm > 0 else before
-        flops = outcome.flops
-        rows.append(
-            {
-                "case": case.name,
-                "kind": case.kind,
-                "weights": case.weights,
-                "large": case.large,
-                "family": case.family,
-                "fraction": case.fraction,
-                "method": name,
-                "norm": norm / problem.limit if finite else None,
-                "diverged": not norm <= problem.sigma * (1 + 1e-4),
-                "distance": distance(before, outcome.weight) if finite else None,
-                "distance_at_c": distance(before, at_c) if finite else None,
-                "applications": outcome.applications,
-                "flops": flops,
-                "work": outcome.applications if flops is None else flops / per_application,
-                "rounds": outcome.rounds,
-                "converged": None if outcome.converged is None else bool(outcome.converged),
-                "seconds": seconds[name],
-            }
-        )
-    return rows
-
-
-def norm_with(problem: Problem, weight: Any) -> float:
-    """The true norm of the layer with another weight."""
-    import torch
-
-    from benchmarks.clipping.layers import movable, true_norm
-
-    module = copy.deepcopy(problem.module)
-    with torch.no_grad():
-        movable(module).weight.copy_(weight)
-    return true_norm(module, problem.in_shape)
-
-
-def _measure_certified(
-    case: ClipCase, problem: Problem, failed: list[dict[str, str]]
-) -> list[dict[str, Any]]:
-    from benchmarks.clipping.layers import true_norm
-    from spectralclip import clip_, norm_bounds
-
-    def certified(
-        module: nn.Module, in_shape: tuple[int, ...], limit: float
-    ) -> tuple[nn.Module, Any]:
-        return module, clip_(module, limit, in_shape, certify=True)
-
-    try:
-        (module, result), seconds = _timed(problem, certified)
-        interval = norm_bounds(module, problem.in_shape)
-        if not math.isfinite(interval.upper):
-            raise ArithmeticError("norm_bounds has no finite upper end")
-    except (ArithmeticError, RuntimeError, ValueError) as error:
-        failed.append(_failure(case, "clip_ certify", error))
-        return []
-    row = CertifyRow(
-        case.name,
-        case.large,
-        true_norm(module, problem.in_shape) / problem.limit,
-        float(result.norm_after) / problem.limit,
-        float(interval.lower) / problem.limit,
-        float(interval.upper) / problem.limit,
-        str(getattr(interval, "kind", "")),
-        seconds,
-    )
-    return [asdict(row)]
-
-
-def _measure_dense(shape: tuple[int, int], methods: dict[str, Method]) -> list[dict[str, Any]]:
-    """A Gaussian dense layer to half of its norm, against its whole SVD."""
-    import torch
-    from torch import nn
-
-    from benchmarks.clipping.baselines import Outcome
-    from benchmarks.clipping.layers import Problem, gaussian, true_norm
-
-    def by_svd(module: nn.Module, in_shape: tuple[int, ...], limit: float) -> Outcome:
-        U, S, Vh = torch.linalg.svd(module.weight, full_matrices=False)
-        return Outcome((U * S.clamp_max(limit)) @ Vh, 0, None)
-
-    rows_, columns = shape
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        layer = nn.Linear(columns, rows_, bias=False)
-        layer.weight.copy_(gaussian(shape, torch.Generator().manual_seed(0)))
-    layer.requires_grad_(False)
-    sigma = true_norm(layer, (columns,))
-    problem = Problem(layer, (columns,), sigma, 0.5 * sigma)
-    nearest = _nearest_distance(layer.weight, problem.limit)
-    contestants = {name: run for name, run in methods.items() if name == OURS}
-    contestants["full SVD"] = by_svd
-    rows = []
-    for name, run in contestants.items():
-        outcome, seconds = _timed(problem, run)
-        distance = float((outcome.weight.double() - layer.weight.double()).norm())
-        rows.append(
-            {
-                "layer": f"{rows_}x{columns}",
-                "method": name,
-                "norm": norm_with(problem, outcome.weight) / problem.limit,
-                "distance_ratio": distance / nearest,
-                "applications": outcome.applications,
-                "seconds": seconds,
-            }
-        )
-    return rows
-
-
-def _nearest_distance(weight: Any, limit: float) -> float:
-    """Of the projection of a matrix, from its singular values in float64."""
-    import torch
-
-    wide = weight.double()
-    gram = wide @ wide.T if wide.shape[0] < wide.shape[1] else wide.T @ wide
-    values = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
-    return float((values - limit).clamp_min(0).norm())
-
-
-def _failure(case: ClipCase, method: str, error: Exception) -> dict[str, str]:
-    text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
-    return {"case": case.name, "method": method, "error": text}
-
-
-def _in_short(rows: list[ClipRow]) -> str:
-    parts = []
-    for row in rows:
-        norm = "diverged" if row.diverged else f"{row.norm:.4f} c"
-        far = ""
-        if row.bound and row.distance is not None and not row.diverged:
-            far = f", {row.distance / row.bound:.3f}"
-        parts.append(f"{row.method} {norm}{far}, {row.seconds:.2f} s")
-    return "; ".join(parts)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,12 @@
-"""README's picture and table, from the JSON alone: `python -m benchmarks.extraction.picture`."""
+"""The README's picture and table."""
 
 from __future__ import annotations
 
-import json
-import re
-from typing import Any
+from pathlib import Path
 
-from benchmarks.extraction.render import RESULTS, ROOT
+from benchmarks.common.pages import Row, between_marks, pyplot, save_picture
 
-PICTURE = ROOT / "docs" / "images" / "extraction.png"
-README = ROOT / "README.md"
 MARK = "<!-- benchmark table -->"
-Row = dict[str, Any]
 
 COMPARED = {
     "published PowerQR": ("PowerQR, as published", "#c44e52"),
@@ -20,13 +15,9 @@ COMPARED = {
 }
 
 
-def main() -> None:
-    results = json.loads(RESULTS.read_text())
-    draw(results)
-    text = README.read_text()
-    table = f"{MARK}\n\n{readme_table(results)}\n{MARK}"
-    pattern = re.compile(f"{MARK}.*{MARK}|{MARK}", re.DOTALL)
-    README.write_text(pattern.sub(lambda _: table, text, count=1))
+def with_table(text: str, results: Row) -> str:
+    """A page with the table between its two marks."""
+    return between_marks(text, MARK, readme_table(results))
 
 
 def times(results: Row, k: int) -> dict[str, dict[str, Row]]:
@@ -38,15 +29,10 @@ def times(results: Row, k: int) -> dict[str, dict[str, Row]]:
     return found
 
 
-def draw(results: Row) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+def draw(results: Row, path: Path) -> None:
     by_layer = times(results, 1)
     layers = list(by_layer)
-    figure, axes = plt.subplots(figsize=(8.5, 0.42 * len(layers) + 1.2), layout="constrained")
+    figure, axes = pyplot().subplots(figsize=(8.5, 0.42 * len(layers) + 1.2), layout="constrained")
     height = 0.26
     for offset, (method, (label, color)) in enumerate(COMPARED.items()):
         ratios = [by_layer[layer][method]["ratio"] for layer in layers]
@@ -62,10 +48,7 @@ def draw(results: Row) -> None:
     axes.set_xlim(0.9, 60)
     axes.set_xlabel("time to the norm within 1e-3, as a multiple of spectralclip's (log scale)")
     figure.legend(loc="outside upper center", ncols=3, frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(PICTURE, dpi=110)
-    plt.close(figure)
+    save_picture(figure, path)
 
 
 def readme_table(results: Row) -> str:
@@ -91,7 +74,3 @@ def readme_table(results: Row) -> str:
 
 def _ratio(row: Row) -> str:
     return f"{'>= ' if row['lower_bound'] else ''}{row['ratio']:.1f} x"
-
-
-if __name__ == "__main__":
-    main()

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.common.runs import ROOT
+
 _IMPORT = """
 import time, torch
 began = time.perf_counter()
@@ -31,9 +33,8 @@ def measure_memory() -> dict[str, object]:
 
 
 def _run(*arguments: str) -> float:
-    root = Path(__file__).parents[2]
     result = subprocess.run(
-        [sys.executable, *arguments], cwd=root, capture_output=True, text=True, check=True
+        [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=True
     )
     return float(result.stdout)
 

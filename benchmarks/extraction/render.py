@@ -1,19 +1,10 @@
-"""The page of tables from a run's JSON: `python -m benchmarks.extraction.render`."""
+"""The page of tables from a run's JSON."""
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
 from statistics import median
-from typing import Any
 
-from benchmarks.extraction.figures import by_layer, selected
-
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "extraction.json"
-PAGE = ROOT / "docs" / "benchmarks" / "extraction.md"
-Row = dict[str, Any]
+from benchmarks.common.pages import Row, grouped, selected, table, targets
 
 INTRODUCTION = """\
 # Extraction, side by side
@@ -47,7 +38,7 @@ def render(results: Row) -> str:
     context = {**results["versions"], **results["machine"]}
     parts = [
         INTRODUCTION.format(**context),
-        _targets(results["figures"]),
+        "## Targets\n\n" + targets(results["figures"], 3),
         *[_pairs(results["pairs"], tol) for tol in (1e-2, 1e-3, 1e-6)],
         _scales(results["pairs"]),
         _leading(results["leading"]),
@@ -56,25 +47,6 @@ def render(results: Row) -> str:
         _skipped(results["skipped"]),
     ]
     return "\n".join(parts)
-
-
-def write_page(results: Row, path: Path | None = None) -> None:
-    path = path or PAGE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(results))
-
-
-def _table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
-def _targets(figures: list[Row]) -> str:
-    rows = [
-        [row["figure"], row["target"], f"{row['measured']:.3g}", "yes" if row["met"] else "**no**"]
-        for row in figures
-    ]
-    return "## Targets\n\n" + _table(["figure", "target", "measured", "met"], rows)
 
 
 def _number(pairs: float | None) -> str:
@@ -106,7 +78,7 @@ def _pairs(rows: list[Row], tol: float) -> str:
     peers = ["ARPACK", "ARPACK matched", "lobpcg", "PowerQR mu=1", "PowerQR mu=0"]
     header = ["layer", "svds", "Lanczos", "start", *peers, "svd_lowrank"]
     body = []
-    for layer, group in by_layer(selected(rows, scale=1.0)).items():
+    for layer, group in grouped(selected(rows, scale=1.0), "layer").items():
         here = selected(group, tol=tol)
         ours = [_seeds_cell(selected(here, method=name)) for name in ("svds", "svds Lanczos")]
         start = f"{max(row['start_pairs'] for row in here):.2g}"
@@ -114,28 +86,28 @@ def _pairs(rows: list[Row], tol: float) -> str:
         lowrank = _cell(selected(group, method="svd_lowrank"))
         body.append([layer, *ours, start, *theirs, lowrank])
     title = f"## Largest value, tol {tol:g}: pairs (true error)\n\n"
-    return title + _table(header, body)
+    return title + table(header, body)
 
 
 def _scales(rows: list[Row]) -> str:
     scales = sorted({row["scale"] for row in rows})
     header = ["layer", *[f"weights x {scale:g}" for scale in scales]]
     body = []
-    for layer, group in by_layer(selected(rows, method="svds", seed=0)).items():
+    for layer, group in grouped(selected(rows, method="svds", seed=0), "layer").items():
         cells = []
         for scale in scales:
             runs = sorted(selected(group, scale=scale), key=lambda row: -row["tol"])
             cells.append(" / ".join(_number(row["pairs"]) for row in runs))
         body.append([layer, *cells])
     title = "## Pairs of svds at other scales of the weights, tol 0.01 / 0.001 / 1e-06\n\n"
-    return title + _table(header, body)
+    return title + table(header, body)
 
 
 def _leading(rows: list[Row]) -> str:
     methods = ["svds", "svds Lanczos", "ARPACK", "ARPACK matched"]
     header = ["layer", "k", "tol", *methods, "copies missed by"]
     body = []
-    for layer, group in by_layer(rows).items():
+    for layer, group in grouped(rows, "layer").items():
         for k, tol in sorted({(row["k"], row["tol"]) for row in group}):
             here = selected(group, k=k, tol=tol)
             cells = [_cell(selected(here, method=name)) for name in methods]
@@ -150,7 +122,7 @@ def _leading(rows: list[Row]) -> str:
         "The last column is filled where values repeat, exactly or nearly: a method misses a copy "
         "if one of its values is not within 1.5 tol of the true one of the same rank.\n\n"
     )
-    return title + text + _table(header, body)
+    return title + text + table(header, body)
 
 
 def _times(rows: list[Row], initialization: str) -> str:
@@ -163,7 +135,7 @@ def _times(rows: list[Row], initialization: str) -> str:
     for k, tol in requests:
         body = []
         here = selected(rows, k=k, tol=tol)
-        for layer, group in by_layer(here).items():
+        for layer, group in grouped(here, "layer").items():
             (ours,) = selected(group, method="svds")
             cells = [_ratio(selected(group, method=name)[0]) for name in peers]
             body.append([layer, f"{1e3 * ours['seconds']:.0f} ms", *cells])
@@ -173,7 +145,7 @@ def _times(rows: list[Row], initialization: str) -> str:
                 for name in peers
             ]
             body.append([f"*{label}*", "", *ratios])
-        text += f"k = {k}, tol {tol:g}:\n\n" + _table(["layer", "svds", *peers], body) + "\n"
+        text += f"k = {k}, tol {tol:g}:\n\n" + table(["layer", "svds", *peers], body) + "\n"
     return text
 
 
@@ -194,7 +166,7 @@ def _whole(rows: list[Row]) -> str:
         ]
         for row in rows
     ]
-    return "## Whole circular spectra\n\n" + _table(header, body)
+    return "## Whole circular spectra\n\n" + table(header, body)
 
 
 def _skipped(rows: list[Row]) -> str:
@@ -212,18 +184,4 @@ def _skipped(rows: list[Row]) -> str:
         ]
         for row in rows
     ]
-    return "## Left out\n\n" + _table(header, body)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.extraction.render", description=__doc__
-    )
-    parser.add_argument("results", type=Path, nargs="?", default=RESULTS)
-    parser.add_argument("--page", type=Path, default=PAGE)
-    arguments = parser.parse_args()
-    write_page(json.loads(arguments.results.read_text()), arguments.page)
-
-
-if __name__ == "__main__":
-    main()
+    return "## Left out\n\n" + table(header, body)

@@ -11,16 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 import time
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.extraction.__main__ import _cpu_model, _versions
+from benchmarks.common.pages import page_file, write
+from benchmarks.common.runs import ROOT, limit_threads, load, results_file, save, surroundings
 from benchmarks.method_matrix.readme import with_table
-from benchmarks.method_matrix.render import PAGE, page
+from benchmarks.method_matrix.render import page
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,9 +29,8 @@ if TYPE_CHECKING:
     from spectralclip import Attachment
     from spectralclip._training import Promise
 
-ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
-RESULTS = ROOT / "benchmarks" / "results" / "method_matrix.json"
+RESULTS = results_file("method_matrix")
 REACHED = 1.01  # true norm over bound that counts as reached
 LOOKS = (1, 3, 10, 30, 100)  # steps after which the true norm is taken
 RESTS = 1e-4  # a norm that changes by less from one look to the next is what is left
@@ -52,8 +50,7 @@ def main() -> None:
         began = time.perf_counter()
         rows, missing = measured()
         results = {
-            "versions": _versions(),
-            "machine": {"cpu": _cpu_model(), "cores": os.cpu_count(), "threads": 1},
+            **surroundings(),
             "seconds": time.perf_counter() - began,
             "reached": REACHED,
             "steps": LOOKS[-1],
@@ -61,9 +58,9 @@ def main() -> None:
             "missing": missing,
             "rows": rows,
         }
-        RESULTS.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
-    stored = json.loads(RESULTS.read_text())
-    PAGE.write_text(page(stored))
+        save(results, RESULTS)
+    stored = load(RESULTS)
+    write(page(stored), page_file("methods"))
     README.write_text(with_table(README.read_text(), stored))
 
 
@@ -75,11 +72,9 @@ def _variants(beginning: str) -> dict[str, Variant]:
 
 def measured(beginning: str = "") -> tuple[list[dict[str, Any]], dict[str, str]]:
     """All cells of the methods whose name begins so, and the methods that cannot run here."""
-    import torch
-
+    limit_threads()
     from benchmarks.method_matrix.cells import CELLS
 
-    torch.set_num_threads(1)
     rows, missing = [], {}
     for name, variant in _variants(beginning).items():
         began = time.perf_counter()

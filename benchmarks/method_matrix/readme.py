@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Any
 
-from benchmarks.extraction.render import _table
+from benchmarks.common.pages import Row, between_marks, table
 
 MARK = "<!-- methods table -->"
-Row = dict[str, Any]
+
 # With the settings of their authors, but for `every`: a clip each hundred steps would be none here.
 SHOWN = {
     "spectral_clip": "`SpectralClip`",
@@ -31,15 +29,14 @@ SHOWN = {
 
 def with_table(text: str, results: Row) -> str:
     """A page with the table between its two marks."""
-    pattern = re.compile(f"{MARK}.*{MARK}", re.DOTALL)
-    return pattern.sub(lambda _: f"{MARK}\n\n{_rows(results['rows'])}\n{MARK}", text, count=1)
+    return between_marks(text, MARK, _rows(results["rows"]))
 
 
 def _rows(rows: Sequence[Row]) -> str:
     header = ["method", "within the bound", "refused", "smallest norm left", "largest"]
     alone = [row for row in rows if row["axes"]["kind"] != "conv + batch norm"]
     body = [[label, *_counted(alone, name)] for name, label in SHOWN.items()]
-    return _table(header, body)
+    return table(header, body)
 
 
 def _counted(rows: Sequence[Row], name: str) -> list[str]:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks.extraction.render import _table
-
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "methods.md"
-Row = dict[str, Any]
+from benchmarks.common.pages import Row, one_line, table
 
 INTRODUCTION = """\
 # Which method holds which layer
@@ -144,7 +140,7 @@ def _grid(
         ]
         for name in methods
     ]
-    return _table(["method", *columns], body)
+    return table(["method", *columns], body)
 
 
 def _cell_text(row: Row) -> str:
@@ -185,7 +181,7 @@ def _summary(rows: Sequence[Row], methods: Sequence[str]) -> str:
                 f"{max(norms):.3g}" if norms else "",
             ]
         )
-    return "## At a glance\n\nNumbers of layers.\n\n" + _table(header, body)
+    return "## At a glance\n\nNumbers of layers.\n\n" + table(header, body)
 
 
 def _product(rows: Sequence[Row], methods: Sequence[str]) -> str:
@@ -202,7 +198,7 @@ def _product(rows: Sequence[Row], methods: Sequence[str]) -> str:
     for name in methods:
         own = [r for r in rows if r["method"] == name and r["axes"]["kind"] == "conv2d"]
         body.append([name, *(_share(own, axis, value) for axis, value in columns)])
-    return _table(["method", *header], body)
+    return table(["method", *header], body)
 
 
 def _share(rows: Sequence[Row], axis: str, value: object) -> str:
@@ -217,24 +213,19 @@ def _failures(rows: Sequence[Row]) -> str:
         return ""
     groups: dict[tuple[str, str], list[str]] = {}
     for row in failed:
-        groups.setdefault((row["method"], _line(row["message"])), []).append(row["cell"])
+        groups.setdefault((row["method"], one_line(row["message"], 160)), []).append(row["cell"])
     body = [
         [method, f"{cells[0]}, and {len(cells) - 1} more" if cells[1:] else cells[0], message]
         for (method, message), cells in groups.items()
     ]
-    return "## Failures\n\n" + _table(["method", "layers", "what was said"], body)
+    return "## Failures\n\n" + table(["method", "layers", "what was said"], body)
 
 
 def _missing(missing: dict[str, str]) -> str:
     if not missing:
         return ""
-    body = [[name, _line(why)] for name, why in missing.items()]
-    return "## Left out\n\n" + _table(["method", "why"], body)
-
-
-def _line(text: str) -> str:
-    """On one line of a table."""
-    return " ".join(text.replace("|", "/").split())[:160]
+    body = [[name, one_line(why, 160)] for name, why in missing.items()]
+    return "## Left out\n\n" + table(["method", "why"], body)
 
 
 def _settings(variants: dict[str, list[Any]]) -> str:
@@ -242,4 +233,4 @@ def _settings(variants: dict[str, list[Any]]) -> str:
         [name, ", ".join(f"`{key}={value!r}`" for key, value in settings.items()) or "defaults"]
         for name, (_, settings) in variants.items()
     ]
-    return "## Settings\n\n" + _table(["method", "settings"], body)
+    return "## Settings\n\n" + table(["method", "settings"], body)

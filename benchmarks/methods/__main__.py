@@ -8,21 +8,24 @@ predecessor in the file.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import time
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.extraction.__main__ import _cpu_model, _versions
-from benchmarks.methods.render import PAGE, page
+from benchmarks.common.pages import page_file, write
+from benchmarks.common.runs import (
+    limit_threads,
+    load,
+    measured,
+    results_file,
+    save,
+    trial_file,
+)
+from benchmarks.methods.render import page
 
 if TYPE_CHECKING:
     from benchmarks.common.session import Session
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "methods.json"
-TRIAL_RESULTS = ROOT / "runs" / "methods-quick.json"
+RESULTS = results_file("methods")
 PARTS = ("estimates", "clips", "steps")
 
 
@@ -32,56 +35,27 @@ def main() -> None:
     parser.add_argument("--part", choices=PARTS, help="this part alone")
     parser.add_argument("--render", action="store_true", help="write the page from the JSON only")
     arguments = parser.parse_args()
-    path = TRIAL_RESULTS if arguments.quick else RESULTS
+    path = trial_file("methods") if arguments.quick else RESULTS
     results: dict[str, Any] = {"quick": arguments.quick, "parts": {}}
     if (arguments.part or arguments.render) and path.exists():
-        results = json.loads(path.read_text())
+        results = load(path)
     if not arguments.render:
+        limit_threads()
+        from benchmarks.common.session import Session
+
         for part in PARTS if arguments.part is None else (arguments.part,):
-            results["parts"][part] = measured(part, arguments.quick)
-            _save(results, path)
-    (path.with_suffix(".md") if arguments.quick else PAGE).write_text(page(results))
-
-
-def measured(part: str, quick: bool) -> dict[str, Any]:
-    """A part, with all that is to be known about the run it is from."""
-    # BLAS reads these when it is loaded: everything that loads it is imported after.
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[variable] = "1"
-    import torch
-
-    from benchmarks.common.session import Session
-
-    torch.set_num_threads(1)
-    wall, processor = time.perf_counter(), time.process_time()
-    found = _measure(part, Session(quick))
-    seconds = time.perf_counter() - wall
-    return {
-        "versions": _versions(),
-        "machine": {"cpu": _cpu_model(), "cores": os.cpu_count(), "threads": 1},
-        "seconds": seconds,
-        # Near one where nothing else wanted the processor.
-        "wall_over_cpu": seconds / (time.process_time() - processor),
-        **found,
-    }
+            measure = partial(_measure, part, Session(arguments.quick))
+            results["parts"][part] = measured(measure)
+            save(results, path)
+    write(page(results), path.with_suffix(".md") if arguments.quick else page_file("method_costs"))
 
 
 def _measure(part: str, session: Session) -> dict[str, Any]:
-    from benchmarks.methods.__main__ import clips as method_clips
-    from benchmarks.methods.__main__ import estimates as method_estimates
-    from benchmarks.methods.__main__ import steps as method_steps
+    from benchmarks.methods import clips, estimates, steps
 
-    modules = {"estimates": method_estimates, "clips": method_clips, "steps": method_steps}
+    modules = {"estimates": estimates, "clips": clips, "steps": steps}
     found: dict[str, Any] = modules[part].measure(session)
     return found
-
-
-def _save(results: dict[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Written beside and moved: a run that is stopped leaves a whole file behind.
-    draft = path.with_suffix(".part")
-    draft.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
-    draft.replace(path)
 
 
 if __name__ == "__main__":

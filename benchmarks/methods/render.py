@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from statistics import mean, median
-from typing import Any
 
-from benchmarks.extraction.render import _table
-
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "method_costs.md"
-Row = dict[str, Any]
+from benchmarks.common.pages import Row, one_line, selected, table
 
 INTRODUCTION = """\
 # The methods side by side
@@ -76,11 +71,6 @@ def page(results: Row) -> str:
     return "\n".join(sections)
 
 
-def selected(rows: Iterable[Row], **wanted: Any) -> list[Row]:
-    """The rows with these values."""
-    return [row for row in rows if all(row[key] == value for key, value in wanted.items())]
-
-
 def _names(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row["method"] for row in rows))
 
@@ -98,11 +88,11 @@ def _estimates(part: Row) -> str:
     return "\n".join(
         [
             ESTIMATES.format(**part),
-            _table(header, body),
+            table(header, body),
             BY_CHANNELS,
-            _table(["method", *map(str, channels)], _by_channels(rows, names, channels)),
+            table(["method", *map(str, channels)], _by_channels(rows, names, channels)),
             TIMES,
-            _table(
+            table(
                 ["method", *(f"{k}x{k}, {c}" for k in _ends(kernels) for c in channels)],
                 _times(rows, names, _ends(kernels), channels),
             ),
@@ -160,9 +150,7 @@ def _clips(part: Row) -> str:
     norms = [[name, *(_clip_cell(by_place[name, layer]) for layer in layers)] for name in names]
     times = [[name, *(_ms(by_place[name, layer]["seconds"]) for layer in layers)] for name in names]
     header = ["method", *layers]
-    return "\n".join(
-        [CLIPS.format(**part), _table(header, norms), CLIP_TIMES, _table(header, times)]
-    )
+    return "\n".join([CLIPS.format(**part), table(header, norms), CLIP_TIMES, table(header, times)])
 
 
 def _clip_cell(row: Row) -> str:
@@ -189,7 +177,7 @@ def _steps(part: Row) -> str:
     body = []
     for row in part["rows"]:
         if row["seconds"] is None:
-            body.append([row["method"], "-", "-", "-", "-", "-", _line(row["reason"])])
+            body.append([row["method"], "-", "-", "-", "-", "-", one_line(row["reason"], 100)])
             continue
         body.append(
             [
@@ -202,11 +190,7 @@ def _steps(part: Row) -> str:
                 f"{row['over_plain']:.2f}",
             ]
         )
-    return STEPS.format(**part) + "\n" + _table(header, body)
-
-
-def _line(text: str) -> str:
-    return " ".join(text.replace("|", "/").split())[:100]
+    return STEPS.format(**part) + "\n" + table(header, body)
 
 
 def _loads(parts: Row) -> str:
@@ -215,4 +199,4 @@ def _loads(parts: Row) -> str:
         [name, f"{part['seconds']:.0f}", f"{part['wall_over_cpu']:.2f}"]
         for name, part in parts.items()
     ]
-    return "## The run\n\n" + _table(["part", "seconds", "wall time over processor time"], body)
+    return "## The run\n\n" + table(["part", "seconds", "wall time over processor time"], body)

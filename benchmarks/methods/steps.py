@@ -69,7 +69,7 @@ class Trained:
     def make_due(self) -> None:
         """Let the next step be one at which it clips."""
         state = self.attachment.state_dict()
-        self.attachment.load_state_dict({**state, "steps": self.every - 1})
+        self.attachment.load_state_dict({**state, "steps": [self.every - 1]})
 
 
 def measure(session: Session) -> dict[str, Any]:

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.common.runs import ROOT
 from spectralclip.demo.digits import load_digits
 
-ROOT = Path(__file__).parents[2]
 MNIST_FOLDER = Path("MNIST") / "raw"  # as torchvision lays it out
 CIFAR_ARCHIVE = "cifar-10-binary.tar.xz"
 CIFAR_RECORD = 1 + 3 * 32 * 32  # a label and the three planes of an image

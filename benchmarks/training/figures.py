@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from statistics import mean
-from typing import Any
 
-from benchmarks.clipping.render import _at_least, _at_most
-from benchmarks.extraction.figures import selected
+from benchmarks.common.pages import Row, at_least, at_most, selected
 from benchmarks.training.methods import FASTCLIP, OURS, OURS_COMPOSED, SCALE
-
-Row = dict[str, Any]
 
 OVERHEADS = {
     ("ResNet-18, width 64", 128): 3,
@@ -31,7 +27,7 @@ def figures(results: Row) -> list[Row]:
     ]
     if "held" in parts:
         failures = len(parts["held"]["failed"])
-        found.append(_at_most("runs that failed", 0, [failures], max))
+        found.append(at_most("runs that failed", 0, [failures]))
     return [row for row in found if row is not None]
 
 
@@ -42,11 +38,11 @@ def _overhead_figures(rows: list[Row]) -> list[Row | None]:
         label = f"{model}, batch {batch}: overhead"
         if OURS in here:
             ours = here[OURS]["overhead"]
-            found.append(_at_most(f"{label}, %", most, [100 * ours], max))
+            found.append(at_most(f"{label}, %", most, [100 * ours]))
             share = ours / here[FASTCLIP]["overhead"]
-            found.append(_at_most(f"{label} over that of FastClip", 1, [share], max))
+            found.append(at_most(f"{label} over that of FastClip", 1, [share]))
             norm = _known([here[OURS]["norm"]])
-            found.append(_at_most(f"{model}, batch {batch}: true norm / c then", 1.01, norm, max))
+            found.append(at_most(f"{model}, batch {batch}: true norm / c then", 1.01, norm))
     return found
 
 
@@ -58,9 +54,9 @@ def _held_figures(rows: list[Row]) -> list[Row | None]:
         for optimizer in ("SGD", "Adam"):
             here = with_task(ours, padding=padding, optimizer=optimizer)
             label = f"small convnet, {padding}, {optimizer}: true norm / c, largest"
-            found.append(_at_most(label, most, _norms(here), max))
+            found.append(at_most(label, most, _norms(here)))
     found.append(
-        _at_most("small convnet: loss over that of scaling, largest", 0.5, _losses(convnet), max)
+        at_most("small convnet: loss over that of scaling, largest", 0.5, _losses(convnet))
     )
     rest = [row for row in rows if row["task"]["model"] != "small convnet"]
     for label, chosen in (
@@ -69,7 +65,7 @@ def _held_figures(rows: list[Row]) -> list[Row | None]:
         ("stand-alone layers, 0.2 % a step", of_method(with_task(rest, rate=0.002), OURS)),
         ("stand-alone layers, 1 % a step", of_method(with_task(rest, rate=0.01), OURS)),
     ):
-        found.append(_at_most(f"{label}: true norm / c, largest", 1.01, _norms(chosen), max))
+        found.append(at_most(f"{label}: true norm / c, largest", 1.01, _norms(chosen)))
     return found + _final_figures([r for r in rows if r["task"]["method"] in (OURS, OURS_COMPOSED)])
 
 
@@ -82,9 +78,9 @@ def _final_figures(ours: list[Row]) -> list[Row | None]:
     ]
     errors = _known(row["oracle_error"] for row in ours)
     return [
-        _at_most("after finalize: true norm / c, largest", 1.001, norms, max),
-        _at_most("after finalize: change of accuracy in points, largest", 0.5, changes, max),
-        _at_most("the oracle against ARPACK: relative difference, largest", 1e-3, errors, max),
+        at_most("after finalize: true norm / c, largest", 1.001, norms),
+        at_most("after finalize: change of accuracy in points, largest", 0.5, changes),
+        at_most("the oracle against ARPACK: relative difference, largest", 1e-3, errors),
     ]
 
 
@@ -92,8 +88,8 @@ def _tracker_figures(rows: list[Row]) -> list[Row | None]:
     ours = selected(rows, method=OURS)
     shares, pairs = [row["share"] for row in ours], [row["pairs"] for row in ours]
     return [
-        _at_least("tracked within 1e-3, share of steps, smallest", 0.9, shares, min),
-        _at_most("tracked: pairs a step and layer, most", 2.5, pairs, max),
+        at_least("tracked within 1e-3, share of steps, smallest", 0.9, shares),
+        at_most("tracked: pairs a step and layer, most", 2.5, pairs),
     ]
 
 

@@ -226,4 +226,4 @@ def clips_at_times(name: str) -> bool:
 def make_clip_due(attachment: Attachment) -> None:
     """Let the next step be one at which FastClip clips, without waiting for a hundred."""
     state = attachment.state_dict()
-    attachment.load_state_dict({**state, "steps": FASTCLIP_PERIOD - 1})
+    attachment.load_state_dict({**state, "steps": [FASTCLIP_PERIOD - 1]})

@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.pages import Row, pyplot, save_picture
 from benchmarks.training.figures import with_task
-
-ROOT = Path(__file__).parents[2]
-PICTURE = ROOT / "docs" / "images" / "training.png"
-Row = dict[str, Any]
 
 COLORS = {
     "none": "#8c8c8c",
@@ -26,25 +23,16 @@ def is_drawable(results: Row) -> bool:
     return bool(_traces(results) and _overheads(results))
 
 
-def draw(results: Row, path: Path = PICTURE) -> None:
+def draw(results: Row, path: Path) -> None:
     """Norms over the steps on the left, overheads on the right."""
     if not is_drawable(results):
         return
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, (left, right) = plt.subplots(
+    figure, (left, right) = pyplot().subplots(
         1, 2, figsize=(11.0, 4.6), layout="constrained", width_ratios=(1.15, 1)
     )
     _draw_norms(left, _traces(results))
     _draw_overheads(right, _overheads(results))
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    save_picture(figure, path)
 
 
 def _traces(results: Row) -> list[Row]:

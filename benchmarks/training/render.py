@@ -1,22 +1,13 @@
-"""The page of clipping during training: `python -m benchmarks.training.render`."""
+"""The page of clipping during training from a run's JSON."""
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from statistics import mean
-from typing import Any
 
-from benchmarks.extraction.render import _table
-from benchmarks.training.figures import figures, with_task
-from benchmarks.training.picture import PICTURE, draw, is_drawable
-
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "training.json"
-PAGE = ROOT / "docs" / "benchmarks" / "training.md"
-Row = dict[str, Any]
+from benchmarks.common.pages import Row, number, table, targets
+from benchmarks.training.figures import with_task
+from benchmarks.training.picture import is_drawable
 
 INTRODUCTION = """\
 # Clipping while training, side by side
@@ -47,7 +38,7 @@ def render(results: Row, picture: str = "../images/training.png") -> str:
     newest = list(parts.values())[-1]
     sections = [
         INTRODUCTION.format(**newest["versions"], **newest["machine"], **results["settings"]),
-        _targets(results["figures"]),
+        "## Targets\n\n" + targets(results["figures"]),
         _image(results, picture),
         _overhead(parts.get("overhead")),
         _held(parts.get("held")),
@@ -59,32 +50,10 @@ def render(results: Row, picture: str = "../images/training.png") -> str:
     return "\n".join(section for section in sections if section)
 
 
-def write_page(results: Row, trial: Path | None = None) -> None:
-    """The page and the picture: those of the documentation, or beside the JSON of a trial."""
-    page = PAGE if trial is None else trial.with_suffix(".md")
-    picture = PICTURE if trial is None else trial.with_suffix(".png")
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(render(results, "../images/training.png" if trial is None else picture.name))
-    draw(results, picture)
-
-
 def _image(results: Row, picture: str) -> str:
     if not is_drawable(results):
         return ""
     return f"![True norms while training, and the overhead, by method]({picture})\n"
-
-
-def _targets(rows: list[Row]) -> str:
-    body = [
-        [
-            row["figure"],
-            row["target"],
-            "-" if row["measured"] is None else f"{row['measured']:.5g}",
-            "yes" if row["met"] else "**no**",
-        ]
-        for row in rows
-    ]
-    return "## Targets\n\n" + _table(["figure", "target", "measured", "met"], body)
 
 
 OVERHEAD = """\
@@ -120,11 +89,11 @@ def _overhead(part: Row | None) -> str:
             f"{1e3 * row['after_seconds']:.2f} ({1e3 * row['after_here_seconds']:.2f}) ms",
             f"{100 * row['overhead']:.1f} %",
             f"{row['applications']:.2f}",
-            _number(row["norm"], 3),
+            number(row["norm"], 3),
         ]
         for row in part["rows"]
     ]
-    return OVERHEAD + "\n" + _table(header, body)
+    return OVERHEAD + "\n" + table(header, body)
 
 
 HELD = """\
@@ -190,7 +159,7 @@ def _held_table(rows: list[Row], keys: Sequence[str]) -> str:
                 _summary([row["finalized_accuracy"] for row in group], mean, 2),
             ]
         )
-    return _table(header, body)
+    return table(header, body)
 
 
 def _growth(part: Row | None) -> str:
@@ -214,7 +183,7 @@ def _growth(part: Row | None) -> str:
             for group in _grouped(rows, lambda row: row[varied])  # noqa: B023
         ]
         header = [label.format(rows[0][other]), *methods]
-        text += "\n" + _table([*header, *[f"{m}, applications" for m in methods]], body)
+        text += "\n" + table([*header, *[f"{m}, applications" for m in methods]], body)
     return text
 
 
@@ -238,22 +207,22 @@ def _tracker(part: Row | None) -> str:
         ]
         for row in part["rows"]
     ]
-    return text + _table(header, body)
+    return text + table(header, body)
 
 
 def _failed(part: Row | None) -> str:
     if part is None or not part["failed"]:
         return ""
     body = [[row["run"], row["error"]] for row in part["failed"]]
-    return "## Failed\n\n" + _table(["run", "error"], body)
+    return "## Failed\n\n" + table(["run", "error"], body)
 
 
 def _runs(parts: Row) -> str:
     body = [
-        [name, f"{part['seconds']:.0f}", _number(part["wall_over_cpu"], 2)]
+        [name, f"{part['seconds']:.0f}", number(part["wall_over_cpu"], 2)]
         for name, part in parts.items()
     ]
-    return "## Runs\n\n" + _table(["part", "seconds", "wall time / CPU time"], body)
+    return "## Runs\n\n" + table(["part", "seconds", "wall time / CPU time"], body)
 
 
 def _grouped(rows: Iterable[Row], key: Callable[[Row], object]) -> list[list[Row]]:
@@ -269,27 +238,8 @@ def _summary(
     """A dash where something is not there, or went out of bounds."""
     every = list(values)
     known = [value for value in every if value is not None]
-    return _number(summary(known), digits) if len(known) == len(every) else "-"
+    return number(summary(known), digits) if len(known) == len(every) else "-"
 
 
 def _plain(value: object) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else f"{value}"
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.training.render", description=__doc__
-    )
-    parser.add_argument("results", type=Path, nargs="?", default=RESULTS)
-    path = parser.parse_args().results
-    results = json.loads(path.read_text())
-    results["figures"] = figures(results)
-    write_page(results, None if path == RESULTS else path)
-
-
-if __name__ == "__main__":
-    main()
