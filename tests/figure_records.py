@@ -180,7 +180,7 @@ def times(
             "cells_beside": beside,
         }
         result = {
-            "applications": dict.fromkeys(NAMES, 100 * config["k"]),
+            "num_matvecs": dict.fromkeys(NAMES, 100 * config["k"]),
             "errors": dict.fromkeys(NAMES[1:], 1e-2),
             "attempts": dict.fromkeys(NAMES[3:], 1),
             "threads": 1,

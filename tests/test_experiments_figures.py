@@ -172,7 +172,7 @@ def test_powerqr_time_of_a_smoke_cell(tmp_path: Path) -> None:
     assert true_values(layer, shape, k).numpy() == pytest.approx(dense)
     # As many iterations as asked for, each there and back, for each value; and what is left to do.
     for name in (POWER_QR, DEFLATED):
-        assert result["applications"][name] == pytest.approx(2 * k * 100, rel=0.02)
+        assert result["num_matvecs"][name] == pytest.approx(2 * k * 100, rel=0.02)
     # Ours was asked for the better of the two, and has kept to it.
     others = min(result["errors"][POWER_QR], result["errors"][DEFLATED])
     for name in (OURS, OURS_PLAIN):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# What was aimed at, on two cores: seconds, and gigabytes where that matters.
+# Targets on two cores: seconds, and gigabytes where that matters.
 TARGETS = {
     "ResNet-18, 3x32x32": (60, None),
     "ResNet-50, 3x224x224": (600, 4),
@@ -40,9 +40,9 @@ def page(results: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|",
         *[_network(row) for row in _one_each(results["rows"])],
         "",
-        "## What was aimed at",
+        "## Targets",
         "",
-        "| | aim | measured | |",
+        "| | target | measured | |",
         "|---|---|---|---|",
         *[line for model in TARGETS for line in _targets(model, results["rows"])],
         "",

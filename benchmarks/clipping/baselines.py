@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.clipping.layers import Shape, movable, multiplications, row_factors
+from benchmarks.clipping.layers import Shape, movable, multiply_adds, row_factors
 from spectralclip import svds
 from spectralclip._linalg import alias_frequencies, folded_frequencies
 
@@ -31,7 +31,7 @@ class Outcome:
     """The new weight, and what it took."""
 
     weight: Tensor
-    applications: int  # vectors through M, M^T or the pullback
+    num_matvecs: int  # vectors through M, M^T or the pullback
     flops: float | None  # of all work, where it is known
     rounds: int | None = None
     bound: float | None = None  # on the distance of any weight within c
@@ -46,7 +46,7 @@ def scale(module: nn.Module, in_shape: Shape, limit: float) -> Outcome:
     """The whole weight times `c / sigma_1`."""
     found = svds(module, in_shape, 1)
     weight = movable(module).weight * min(1.0, limit / float(found.S[0]))
-    flops = 2.0 * found.applications * multiplications(module, in_shape)
+    flops = 2.0 * found.applications * multiply_adds(module, in_shape)
     return Outcome(weight, found.applications, flops, 1, converged=found.converged)
 
 
@@ -171,11 +171,11 @@ def algorithm_2(
     weight = movable(module).weight.requires_grad_()
     generator = torch.Generator().manual_seed(0)
     start = weight.detach().norm()
-    applications = products = done = 0
+    num_matvecs = products = done = 0
     sigma = math.inf
     while True:
         v, sigma = _power_qr(module, in_shape, iterations, generator)
-        applications += 2 * iterations
+        num_matvecs += 2 * iterations
         products += 5 * iterations  # also f(0), and gradients in the weight for both
         if not sigma > limit or done == rounds:
             break
@@ -188,13 +188,13 @@ def algorithm_2(
             with torch.no_grad():
                 weight -= rate * weight.grad
             weight.grad = None
-        applications += 1 + 2 * steps
+        num_matvecs += 1 + 2 * steps
         products += 1 + 2 * steps
         done += 1
         if not bool(weight.detach().norm() < 1e3 * start):
             break  # it diverges
-    flops = 2.0 * products * multiplications(module, in_shape)
-    return Outcome(weight.detach(), applications, flops, done, converged=sigma <= limit)
+    flops = 2.0 * products * multiply_adds(module, in_shape)
+    return Outcome(weight.detach(), num_matvecs, flops, done, converged=sigma <= limit)
 
 
 def _power_qr(

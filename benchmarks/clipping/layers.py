@@ -81,14 +81,14 @@ def movable(module: nn.Module) -> nn.Module:
 
 
 def row_factors(module: nn.Module) -> Tensor | None:
-    """What a batch norm behind the convolution multiplies its output channels by, in float64."""
+    """What the following batch norm multiplies its output channels by, in float64."""
     if not isinstance(module, nn.Sequential):
         return None
     norm = module[1]
     return norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
 
 
-def multiplications(module: nn.Module, in_shape: Shape) -> int:
+def multiply_adds(module: nn.Module, in_shape: Shape) -> int:
     """Of one vector through the layer, or back through it."""
     layer = movable(module)
     if isinstance(layer, nn.Linear):
@@ -111,7 +111,7 @@ def gaussian(shape: Shape, generator: torch.Generator) -> Tensor:
 def trained_like(shape: Shape, generator: torch.Generator) -> Tensor:
     """A decaying spectrum: a few strong directions, each near one frequency, above noise.
 
-    Each part is a rank-one matrix on the channels times a wave on the taps, whose frequency
+    Each part is a rank-one matrix on the channels times a cosine on the taps, whose frequency
     is more often low than high, as in trained layers. Strengths fall like `r^-0.7` from 1;
     the noise has a norm of about 0.15.
     """
@@ -124,10 +124,10 @@ def trained_like(shape: Shape, generator: torch.Generator) -> Tensor:
         phase = torch.rand((), generator=generator)
         for axis, (place, turn) in enumerate(zip(places, turns, strict=True)):
             phase = phase + (turn * place).reshape(-1, *[1] * (len(kernel) - 1 - axis))
-        wave = torch.cos(2 * math.pi * phase)
-        wave = wave / torch.fft.fft2(wave, (32, 32)).abs().max()
+        cosine = torch.cos(2 * math.pi * phase)
+        cosine = cosine / torch.fft.fft2(cosine, (32, 32)).abs().max()
         outer = torch.outer(left / left.norm(), right / right.norm())
-        weight += rank**-0.7 * outer[..., None, None] * wave
+        weight += rank**-0.7 * outer[..., None, None] * cosine
     taps = math.prod(kernel)
     spread = math.sqrt(rows * taps) + math.sqrt(columns * taps)
     return weight + 0.15 / spread * torch.randn(shape, generator=generator)

@@ -21,7 +21,7 @@ from benchmarks.clipping.layers import (
     TrueDistance,
     gaussian,
     movable,
-    multiplications,
+    multiply_adds,
     small_cases,
     true_norm,
 )
@@ -48,9 +48,9 @@ class ClipRow:
     diverged: bool  # the norm has grown, or the weights are not finite
     distance: float | None  # ||M(W') - M(W)||_F
     distance_at_c: float | None  # after an oracle scaled what was left above c
-    applications: int
+    num_matvecs: int
     flops: float | None
-    work: float  # flops, or else applications, in applications of the layer
+    work: float  # flops, or else matvecs, in products with the layer
     rounds: int | None
     converged: bool | None
     seconds: float  # of CPU time, median
@@ -82,9 +82,9 @@ def _ours(**options: bool) -> Method:
         if options.get("exact") and movable(module).weight.numel() > EXACT_LIMIT:
             raise NotApplicable("exact clipping of so many weights takes minutes")
         result = clip_(module, limit, in_shape, **options)
-        flops = getattr(result, "flops", None)  # beyond the applications
+        flops = getattr(result, "flops", None)  # beyond the matvecs
         if flops is not None:
-            flops += 2.0 * result.applications * multiplications(module, in_shape)
+            flops += 2.0 * result.applications * multiply_adds(module, in_shape)
         return Outcome(
             movable(module).weight.detach(),
             result.applications,
@@ -169,7 +169,7 @@ def _judged(
     """What each method really reached, in float64."""
     distance = TrueDistance(problem.module, problem.in_shape)
     before = movable(problem.module).weight
-    per_application = 2.0 * multiplications(problem.module, problem.in_shape)
+    per_matvec = 2.0 * multiply_adds(problem.module, problem.in_shape)
     rows = []
     for name, outcome in outcomes.items():
         norm = norm_with(problem, outcome.weight)
@@ -189,9 +189,9 @@ def _judged(
                 "diverged": not norm <= problem.sigma * (1 + 1e-4),
                 "distance": distance(before, outcome.weight) if finite else None,
                 "distance_at_c": distance(before, at_c) if finite else None,
-                "applications": outcome.applications,
+                "num_matvecs": outcome.num_matvecs,
                 "flops": flops,
-                "work": outcome.applications if flops is None else flops / per_application,
+                "work": outcome.num_matvecs if flops is None else flops / per_matvec,
                 "rounds": outcome.rounds,
                 "converged": None if outcome.converged is None else bool(outcome.converged),
                 "seconds": seconds[name],
@@ -264,7 +264,7 @@ def measure_dense(shape: tuple[int, int], methods: dict[str, Method]) -> list[di
                 "method": name,
                 "norm": norm_with(problem, outcome.weight) / problem.limit,
                 "distance_ratio": distance / nearest,
-                "applications": outcome.applications,
+                "num_matvecs": outcome.num_matvecs,
                 "seconds": seconds,
             }
         )

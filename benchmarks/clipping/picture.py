@@ -56,7 +56,7 @@ def draw(results: Row, path: Path) -> None:
     axes.set_yticks(ticks, [f"{1 + tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_ylim(bottom=0.8 * LEAST_EXCESS)
-    axes.set_xlabel("work, in applications of the layer (log scale)")
+    axes.set_xlabel("work, in products with the layer (log scale)")
     axes.set_ylabel("distance / lower bound (log scale of the excess over 1)")
     figure.legend(loc="outside upper center", ncols=4, frameon=False)
     save_picture(figure, path)

@@ -31,7 +31,7 @@ distances from the layer with one channel. The bound is the dual one of `clip_(e
 
 - A method that leaves the norm above c has gone less far than it should have. *At c* is the
   distance after an oracle has scaled such weights to c.
-- An *application* is one vector through `M`, `M^T` or the gradient in the weights. *GFLOP* is all
+- A *matvec* is one vector through `M`, `M^T` or the gradient in the weights. *GFLOP* is all
   work, with decompositions of symbols at 20 a^2 b complex operations for a block a x b; a dash
   where a method does not say. Seconds are CPU time.
 - *scale* multiplies the weights by c / sigma_1. *FFT-clip* clips the symbol at each frequency and
@@ -82,7 +82,7 @@ def _summary(rows: list[Row]) -> str:
         "sigma_1 / c",
         "distance / bound",
         "at c / bound",
-        "applications",
+        "matvecs",
         "GFLOP",
         "seconds",
         "times ours",
@@ -98,7 +98,7 @@ def _summary(rows: list[Row]) -> str:
                 _spread([row["norm"] for row in kept], 4),
                 _spread(distance_ratios(kept), 3),
                 _spread(distance_ratios(kept, "distance_at_c"), 3),
-                _spread([row["applications"] for row in kept], 0),
+                _spread([row["num_matvecs"] for row in kept], 0),
                 _spread([_giga(row) for row in kept], 2),
                 _spread([row["seconds"] for row in kept], 3),
                 _spread([row["ratio"] for row in kept], 2),
@@ -126,7 +126,7 @@ def _large(rows: list[Row]) -> str:
         "sigma_1 / c",
         "distance / bound",
         "at c / bound",
-        "applications",
+        "matvecs",
         "GFLOP",
         "seconds",
         "times ours",
@@ -138,7 +138,7 @@ def _large(rows: list[Row]) -> str:
                 row["method"],
                 "diverged" if row["diverged"] else f"{row['norm']:.4f}",
                 *_distances(row),
-                str(row["applications"]),
+                str(row["num_matvecs"]),
                 number(_giga(row), 1),
                 f"{row['seconds']:.2f}",
                 number(row["ratio"], 2),
@@ -186,13 +186,13 @@ def _range(values: list[float]) -> str:
 def _dense(rows: list[Row]) -> str:
     if not rows:
         return ""
-    header = ["method", "sigma_1 / c", "distance / nearest", "applications", "seconds"]
+    header = ["method", "sigma_1 / c", "distance / nearest", "matvecs", "seconds"]
     body = [
         [
             row["method"],
             f"{row['norm']:.5f}",
             f"{row['distance_ratio']:.5f}",
-            str(row["applications"]),
+            str(row["num_matvecs"]),
             f"{row['seconds']:.2f}",
         ]
         for row in rows

@@ -1,4 +1,4 @@
-"""How many pairs of applications each solver takes until it stops by itself, and how well."""
+"""How many pairs of matvecs each solver takes until it stops by itself, and how well."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def start_work(module: object, in_shape: tuple[int, ...]) -> float:
     """What Lanczos spends on its start vector for k = 1, in pairs of the layer itself.
 
     For some convolutions it filters a random vector on a small torus first; that is no
-    application of the layer, but it is work of the same kind on a smaller image.
+    product with the layer, but it is work of the same kind on a smaller image.
     """
     op = as_operator(module, in_shape)
     op = op if op.shape[1] <= op.shape[0] else op.adjoint()

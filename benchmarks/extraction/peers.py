@@ -33,11 +33,11 @@ class Outcome:
 class Count:
     """Vectors sent through `M` or `M^T`."""
 
-    applications: int = 0
+    num_matvecs: int = 0
 
     @property
     def pairs(self) -> float:
-        return self.applications / 2
+        return self.num_matvecs / 2
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def applications_counted() -> Iterator[Count]:
             original: Callable[[LinearOperator, Tensor], Tensor] = original,
             cost: int = cost,
         ) -> Tensor:
-            count.applications += cost * rows.shape[0]
+            count.num_matvecs += cost * rows.shape[0]
             return original(op, rows)
 
         setattr(LinearOperator, name, counting)

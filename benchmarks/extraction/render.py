@@ -19,8 +19,8 @@ found by other code (block by block with NumPy where values repeat, ARPACK elsew
 
 - `svds` is ours as a user calls it; `Lanczos` is ours without exact shortcuts. Median over three
   seeds of the weights, then the worst, with the worst error; the peers run on the first seed.
-  For some convolutions Lanczos first filters its start on a small torus. That is no application
-  of the layer and is given apart, as the number of pairs that would cost as much.
+  For some convolutions Lanczos first filters its start on a small torus. That is no product
+  with the layer and is given apart, as the number of pairs that would cost as much.
 - ARPACK is `scipy.sparse.linalg.svds` with the same `tol`, which it squares; *matched* is the
   same with the loosest tolerance that bounds the error by `tol`.
 - `lobpcg` and `svd_lowrank` are torch's, on the operator, unchanged. `lobpcg` gets the same `tol`,

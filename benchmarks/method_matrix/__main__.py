@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 README = ROOT / "README.md"
 RESULTS = results_file("method_matrix")
 REACHED = 1.01  # true norm over bound that counts as reached
-LOOKS = (1, 3, 10, 30, 100)  # steps after which the true norm is taken
-RESTS = 1e-4  # a norm that changes by less from one look to the next is what is left
+READINGS = (1, 3, 10, 30, 100)  # steps after which the true norm is taken
+RESTS = 1e-4  # a norm that changes by less from one reading to the next is what is left
 LR, NOISE = 0.2, 1e-3  # of the optimizer, and the size of the gradients
 
 
@@ -53,7 +53,7 @@ def main() -> None:
             **surroundings(),
             "seconds": time.perf_counter() - began,
             "reached": REACHED,
-            "steps": LOOKS[-1],
+            "steps": READINGS[-1],
             "variants": {name: list(one) for name, one in _variants("").items()},
             "missing": missing,
             "rows": rows,
@@ -156,9 +156,9 @@ def _run(variant: Variant, cell: Cell, model: nn.Sequential) -> tuple[int, list[
     # At the earliest: when the promise is due, and the method has worked at least once.
     least = max(1 if promise is None else promise.steps, getattr(method, "every", 1))
     penalized = attachment.penalty().requires_grad  # it moves the layer by gradients, and slowly
-    for step in range(1, max(LOOKS[-1], least) + 1):
+    for step in range(1, max(READINGS[-1], least) + 1):
         _step(model, optimizer, attachment, inputs, generator)
-        if step in LOOKS or step == least:
+        if step in READINGS or step == least:
             before, norm = norm, true_norm(model, cell.in_shape)
             rests = step >= 10 and not penalized and abs(norm / before - 1) < RESTS
             if step >= least and (norm <= REACHED or rests):

@@ -28,7 +28,7 @@ KERNELS = ((1, 1), (3, 1), (5, 1), (3, 2))
 
 @dataclass(frozen=True)
 class Cell:
-    """A layer, or a convolution with the batch norm behind it.
+    """A layer, or a convolution with the following batch norm.
 
     Attributes:
         name: As it stands in the page.

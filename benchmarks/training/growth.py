@@ -15,11 +15,11 @@ from benchmarks.training.methods import (
     FASTCLIP,
     OURS,
     SCALE,
-    applications,
     attached,
     bounded_layers,
     clip_is_due,
     make_clip_due,
+    num_matvecs,
     weight_of,
 )
 from benchmarks.training.models import seeded, stack
@@ -99,7 +99,7 @@ class GrowthRow:
     method: str
     seconds: float  # after a step: mean, FastClip's clips at their true rate
     median_seconds: float
-    applications: float  # a step and layer
+    num_matvecs: float  # a step and layer
 
 
 def measure(session: Session) -> dict[str, Any]:
@@ -148,14 +148,14 @@ class _Stepper:
         if clip and self._name == FASTCLIP:
             make_clip_due(self._attachment)
         self._growth.step()
-        before = applications(self._attachment)
+        before = num_matvecs(self._attachment)
         began = time.perf_counter()
         self._attachment.step()
         ended = time.perf_counter()
         if counts:
             due = clip_is_due(self._name, self._attachment)
             self._taken.append((ended - began, due))
-            self._work.append((applications(self._attachment) - before, due))
+            self._work.append((num_matvecs(self._attachment) - before, due))
 
     def row(self, varied: str) -> GrowthRow:
         return GrowthRow(

@@ -27,9 +27,9 @@ from benchmarks.training.methods import (
     OURS,
     OURS_COMPOSED,
     SCALE,
-    applications,
     attached,
     bounded_layers,
+    num_matvecs,
 )
 from benchmarks.training.models import PADDINGS, Padding, alone, resnet18, seeded, small_convnet
 from benchmarks.training.oracle import Oracle
@@ -56,7 +56,7 @@ class Task:
     padding: Padding = "zeros"
     optimizer: str = "SGD"
     seed: int = 0
-    compose: bool = False  # norms of convolutions with the batch norm behind them
+    compose: bool = False  # norms of convolutions with the following batch norm
     width: int = 16  # of ResNet-18
     rate: float | None = None  # of random growth, a step
     fresh: bool = False  # a new direction at each step
@@ -73,11 +73,11 @@ class HeldRow:
     layer: str  # which it was
     norm_median: float | None  # over the readings, of the largest
     loss: float | None  # mean over the last 50 steps
-    applications: float  # a step and layer
+    num_matvecs: float  # a step and layer
     accuracy: float | None  # on test images, in percent
     finalized_norm: float | None  # largest true sigma_1 / c after `.finalize()`
     finalized_accuracy: float | None
-    oracle_error: float | None  # largest difference to ARPACK, where it was looked for
+    oracle_error: float | None  # largest difference to ARPACK, where it was computed
     trace: list[tuple[int, float]]  # step and largest norm, of one seed
 
 
@@ -168,7 +168,7 @@ def _train(task: Task, images: Images) -> HeldRow:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-        watch.look(step)
+        watch.read(step)
     return watch.row(_finite(statistics.mean(losses[-LAST:])), lambda: _accuracy(model, images))
 
 
@@ -189,12 +189,12 @@ def _grow(task: Task) -> HeldRow:
     for step in range(1, task.steps + 1):
         growth.step()
         watch.follow()
-        watch.look(step)
+        watch.read(step)
     return watch.row(None, None)
 
 
 class _Watch:
-    """A method at work, and an oracle that looks at what it leaves."""
+    """A method at work, and an oracle that reads what it leaves."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class _Watch:
         """Do by hand what an optimizer would have called for."""
         self._attachment.step()
 
-    def look(self, step: int) -> None:
+    def read(self, step: int) -> None:
         # One step before FastClip clips.
         if (step + 1) % self._task.every == 0 or step == self._task.steps:
             self._readings.append((step, *self._oracle.largest()))
@@ -230,7 +230,7 @@ class _Watch:
             if step > SETTLED * self._task.steps
         ]
         norm, layer = max(counted)
-        spent = applications(self._attachment) / self._task.steps / self._layers
+        spent = num_matvecs(self._attachment) / self._task.steps / self._layers
         before = None if accuracy is None else accuracy()
         finalized = None
         if self._task.method != NONE or accuracy is not None:  # long for a layer that has grown
@@ -244,7 +244,7 @@ class _Watch:
             layer=layer,
             norm_median=_finite(statistics.median(norm for norm, _ in counted)),
             loss=loss,
-            applications=spent,
+            num_matvecs=spent,
             accuracy=before,
             finalized_norm=finalized,
             finalized_accuracy=None if accuracy is None else accuracy(),
@@ -271,4 +271,4 @@ def _in_short(task: Task, row: HeldRow | None, error: str) -> str:
     name = f"{task.model} {task.padding} {task.optimizer} {task.seed} {task.method}"
     if row is None:
         return f"{name}: {error}"
-    return f"{name}: norm {row.norm}, loss {row.loss}, {row.applications:.2f} applications"
+    return f"{name}: norm {row.norm}, loss {row.loss}, {row.num_matvecs:.2f} matvecs"

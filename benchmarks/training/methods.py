@@ -199,7 +199,7 @@ def attached(
 def bounded_layers(
     model: nn.Module, example: Tensor, compose: bool = False
 ) -> dict[str, FoundLayer]:
-    """The layers that are to stay within c, whether a method looks after them or not."""
+    """The layers that are to stay within c, whether a method holds them or not."""
     found = find_layers(model, example, compose)
     return {
         name: layer
@@ -208,7 +208,7 @@ def bounded_layers(
     }
 
 
-def applications(attachment: Attachment) -> float:
+def num_matvecs(attachment: Attachment) -> float:
     """Vectors sent through layers until now, or work worth as many."""
     return float(getattr(attachment._keeper, "applications"))  # noqa: B009 (not of all keepers)
 

@@ -105,8 +105,8 @@ def _blocks(module: nn.Module, shape: Shape) -> Tensor | None:
     (side, other), (step, _) = shape[1:], module.stride
     if module.padding_mode != "circular" or side != other or side % step:
         return None
-    # A frequency of the output is that of step^2 waves of the input, which stand side by side;
-    # where the kernel begins is a phase of each wave, and does not matter to the norm.
+    # A frequency of the output is that of step^2 Fourier modes of the input, side by side;
+    # where the kernel begins is a phase of each mode, and does not matter to the norm.
     coarse = side // step
     symbols = torch.fft.fft2(weight, s=(side, side)) / step
     folded = symbols.unflatten(2, (step, coarse)).unflatten(4, (step, coarse))

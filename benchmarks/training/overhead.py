@@ -27,12 +27,12 @@ from benchmarks.training.methods import (
     NONE,
     OURS,
     SCALE,
-    applications,
     attached,
     bounded_layers,
     clip_is_due,
     clips_at_times,
     make_clip_due,
+    num_matvecs,
 )
 from benchmarks.training.models import resnet18, seeded, small_convnet
 from benchmarks.training.oracle import Oracle
@@ -44,7 +44,7 @@ COMPARED = (NONE, FASTCLIP_BACKWARD, FASTCLIP, SCALE, OURS)
 class Phase:
     """Rounds of one batch size, in each of which the methods take a step in turns.
 
-    Our method looks at each layer more closely once in 50 steps, so that its mean is taken over
+    Our method refreshes each layer more closely once in 50 steps, so that its mean is taken over
     as many; the others, which do the same at each step, may be seen less often.
     """
 
@@ -110,7 +110,7 @@ class OverheadRow:
     after_median_seconds: float  # over all; FastClip's clips are not in it
     clip_seconds: float | None  # of a step at which FastClip clips
     overhead: float  # after_seconds / plain_seconds
-    applications: float  # a step and layer
+    num_matvecs: float  # a step and layer
     norm: float | None  # largest true sigma_1 / c at the readings; None for no finite one
     layer: str  # which it was
 
@@ -122,7 +122,7 @@ class Step:
     batch: int
     plain: float  # seconds
     after: float
-    applications: float
+    num_matvecs: float
     clip: bool  # whether FastClip was due to clip
 
 
@@ -146,7 +146,7 @@ class Runner:
         self.oracle, self.layers = Oracle(layers), len(layers)
 
     def step(self, images: Tensor, labels: Tensor) -> Step:
-        before = applications(self.attachment)
+        before = num_matvecs(self.attachment)
         began = time.perf_counter()
         self.optimizer.zero_grad()
         nn.functional.cross_entropy(self.model(images), labels).backward()
@@ -157,7 +157,7 @@ class Runner:
             len(labels),
             middle - began,
             ended - middle,
-            applications(self.attachment) - before,
+            num_matvecs(self.attachment) - before,
             clip_is_due(self.name, self.attachment),
         )
 
@@ -186,7 +186,7 @@ def _measure_setting(session: Session, setting: Setting, images: Images) -> list
         session.say(
             f"{row.model}, batch {row.batch}, {row.method}: {1e3 * row.plain_seconds:.1f} ms a "
             f"step, {1e3 * row.after_seconds:.2f} ms after it: {100 * row.overhead:.1f} %, "
-            f"{row.applications:.2f} applications, norm {row.norm} of {row.layer}"
+            f"{row.num_matvecs:.2f} matvecs, norm {row.norm} of {row.layer}"
         )
     return rows
 
@@ -220,7 +220,7 @@ def _row(setting: Setting, phase: Phase, runner: Runner, runners: list[Runner]) 
     plain = statistics.median(pooled)
     clips = [step.after for step in runner.steps if step.clip]
     after = amortized([(step.after, step.clip) for step in runner.steps])
-    work = amortized([(step.applications, step.clip) for step in runner.steps])
+    work = amortized([(step.num_matvecs, step.clip) for step in runner.steps])
     norm, layer = max(runner.norms)
     return OverheadRow(
         model=setting.name,
@@ -235,7 +235,7 @@ def _row(setting: Setting, phase: Phase, runner: Runner, runners: list[Runner]) 
         after_median_seconds=statistics.median(step.after for step in runner.steps),
         clip_seconds=statistics.mean(clips) if clips else None,
         overhead=after / plain,
-        applications=work / runner.layers,
+        num_matvecs=work / runner.layers,
         norm=norm if math.isfinite(norm) else None,
         layer=layer,
     )

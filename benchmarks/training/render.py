@@ -21,11 +21,11 @@ Machine: {cpu}, {cores} cores. Versions: torch {torch}, NumPy {numpy}, SciPy {sc
   It runs on the library's own operators. *By backward* is the same as the published code applies
   layers: by `.backward()`, with f(0) and the gradients of the weights computed each time. *Scale*
   does one warm power iteration a step and layer, and divides weights by what it finds above c.
-- An *application* is one vector through a layer, its transpose or its gradient in the weights;
-  the work of SpectralClip on plane waves is counted as the applications that cost as much.
+- A *matvec* is one vector through a layer, its transpose or its gradient in the weights;
+  the work of SpectralClip on Fourier modes is counted as the matvecs that cost as much.
 - *True norms* are Rayleigh quotients in float64 of vectors that Lanczos finds, by code and from
   vectors of its own, after the method has done its work on the step. Dense layers and 1x1
-  convolutions are decomposed. ARPACK looks at the same layers twice in each run of ours.
+  convolutions are decomposed. ARPACK checks the same layers twice in each run of ours.
 - SGD has a learning rate of 0.01 and momentum 0.9, Adam a learning rate of 1e-3. Images are
   standardized; the small convnet has three 3x3 convolutions with strides 1, 2, 2 and
   {channels} channels, and a dense layer, and learns digits in batches of 64. Accuracy is that on
@@ -77,7 +77,7 @@ def _overhead(part: Row | None) -> str:
         "step",
         "after it",
         "overhead",
-        "applications / step / layer",
+        "matvecs / step / layer",
         "true norm / c, largest",
     ]
     body = [
@@ -88,7 +88,7 @@ def _overhead(part: Row | None) -> str:
             f"{1e3 * row['plain_seconds']:.1f} ms",
             f"{1e3 * row['after_seconds']:.2f} ({1e3 * row['after_here_seconds']:.2f}) ms",
             f"{100 * row['overhead']:.1f} %",
-            f"{row['applications']:.2f}",
+            f"{row['num_matvecs']:.2f}",
             number(row["norm"], 3),
         ]
         for row in part["rows"]
@@ -121,7 +121,7 @@ def _held(part: Row | None) -> str:
         task = resnet[0]["task"]
         text += f"\nResNet-18 of width {task['width']} on CIFAR-10, {task['steps']} steps of batch "
         text += f"32, true norms every {task['every']}. With *compose* it is the norms of "
-        text += "convolutions with the batch norm behind them:\n\n"
+        text += "convolutions with the following batch norm:\n\n"
         text += _held_table(resnet, ("compose",))
     if alone:
         text += "\nStand-alone layers with zero padding and the norm c at the beginning. Each step "
@@ -138,7 +138,7 @@ def _held_table(rows: list[Row], keys: Sequence[str]) -> str:
         "seeds",
         "true norm / c",
         "loss",
-        "applications / step / layer",
+        "matvecs / step / layer",
         "accuracy",
         "final norm / c",
         "final accuracy",
@@ -153,7 +153,7 @@ def _held_table(rows: list[Row], keys: Sequence[str]) -> str:
                 str(len(group)),
                 _summary([row["norm"] for row in group], max, 4),
                 _summary([row["loss"] for row in group], mean, 4),
-                _summary([row["applications"] for row in group], mean, 2),
+                _summary([row["num_matvecs"] for row in group], mean, 2),
                 _summary([row["accuracy"] for row in group], mean, 2),
                 _summary([row["finalized_norm"] for row in group], max, 5),
                 _summary([row["finalized_accuracy"] for row in group], mean, 2),
@@ -178,12 +178,12 @@ def _growth(part: Row | None) -> str:
             [
                 str(group[0][varied]),
                 *[f"{1e3 * row['seconds']:.2f} ms" for row in group],
-                *[f"{row['applications']:.2f}" for row in group],
+                *[f"{row['num_matvecs']:.2f}" for row in group],
             ]
             for group in _grouped(rows, lambda row: row[varied])  # noqa: B023
         ]
         header = [label.format(rows[0][other]), *methods]
-        text += "\n" + table([*header, *[f"{m}, applications" for m in methods]], body)
+        text += "\n" + table([*header, *[f"{m}, matvecs" for m in methods]], body)
     return text
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from benchmarks.common.session import Session
 from benchmarks.training.data import digits
-from benchmarks.training.methods import FASTCLIP, OURS, applications, attached, bounded_layers
+from benchmarks.training.methods import FASTCLIP, OURS, attached, bounded_layers, num_matvecs
 from benchmarks.training.models import PADDINGS, Padding, seeded, small_convnet
 from benchmarks.training.oracle import Oracle
 from benchmarks.training.pool import outcomes
@@ -70,13 +70,13 @@ def _follow(padding: Padding, steps: int, folder: Path) -> list[TrackerRow]:
         nn.functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
         if step == WARM_UP:
-            spent = {name: applications(tracker) for name, tracker in trackers.items()}
+            spent = {name: num_matvecs(tracker) for name, tracker in trackers.items()}
         if step > WARM_UP:
             truth = oracle.norms()
             for name, tracker in trackers.items():
                 errors[name] += _errors(tracker.norms(), truth)
     return [
-        _row(padding, name, steps, errors[name], applications(tracker) - spent[name])
+        _row(padding, name, steps, errors[name], num_matvecs(tracker) - spent[name])
         for name, tracker in trackers.items()
     ]
 

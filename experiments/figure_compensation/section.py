@@ -29,8 +29,8 @@ def section(records: Sequence[Record]) -> Section:
     if not small:
         return Section(["No runs yet.", *left_out(records)])
     text = (
-        "The convolution of the small network is clipped to several targets, and the batch norm "
-        "behind it is left alone. The paper says that the batch norm compensates: the smaller the "
+        "The convolution of the small network is clipped to several targets, and the following "
+        "batch norm is left alone. The paper says that the batch norm compensates: the smaller the "
         "target, the larger its norm, so that the norm of both together falls only slightly; and "
         "that in a clipped ResNet-18 both together may have a norm far above 1."
     )

@@ -29,7 +29,7 @@ def section(records: Sequence[Record]) -> Section:
         return Section(["No runs yet.", *lost])
     text = (
         "FastClip-concat clips each convolution, and beside that the convolution together with the "
-        "batch norm behind it. The paper says that convolutions are then at 1, that both together "
+        "following batch norm. The paper says that convolutions are then at 1, that both together "
         "approach 1 while the batch norms alone may be far above, that training follows the same "
         "path as with FastClip, and that clipping the batch norms directly hinders it."
     )

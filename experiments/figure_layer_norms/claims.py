@@ -15,13 +15,12 @@ from experiments.figure_layer_norms.measured import (
     distances_by_epoch,
     seconds,
     timed,
-    undisturbed,
 )
 from experiments.judging.settling import RULE as SETTLING
 from experiments.judging.settling import too_early, unless
 from experiments.judging.statistics import log_ratios, summary
 from experiments.judging.verdicts import Question, by_seed, judge
-from experiments.measuring.stopwatch import PEACE
+from experiments.measuring.stopwatch import UNDISTURBED, undisturbed
 
 ACCURATE = ("senderovich", "delattre")  # what the paper calls relatively accurate
 FOLLOWED = 0.05  # of the true norm, by which one that is followed may be off
@@ -158,7 +157,7 @@ def _growth(records: Sequence[Record]) -> Verdict:
     )
 
 
-_TIMES = f"one number a seed, the mean of a hundred steps by the clock on the wall. {PEACE}"
+_TIMES = f"one number a seed, the mean of a hundred steps by the clock on the wall. {UNDISTURBED}"
 
 
 def _claims_of(title: str, where: str, columns: Sequence[Column]) -> list[Claim]:

@@ -10,7 +10,6 @@ from experiments.experiment import Record
 from experiments.figure_layer_norms.run import TIMED
 from experiments.judging.statistics import Summary, summary
 from experiments.judging.verdicts import by_seed
-from experiments.measuring.stopwatch import in_peace
 
 CLOSE = 0.1  # from the target, to count as close to it
 
@@ -47,11 +46,6 @@ def timed(records: Sequence[Record]) -> list[Record]:
         for record in records
         if "training" in record.config and record.run.get("timing")
     ]
-
-
-def undisturbed(found: Sequence[Record]) -> list[Record]:
-    """Those of `timed` that had a core to themselves."""
-    return [record for record in found if in_peace(record.run["timing"])]
 
 
 def seconds(found: Sequence[Record], column: Column, method: str) -> dict[int, float]:

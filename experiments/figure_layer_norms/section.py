@@ -15,10 +15,9 @@ from experiments.figure_layer_norms.measured import (
     mean,
     norms,
     timed,
-    undisturbed,
 )
 from experiments.judging.statistics import Summary, summary
-from experiments.measuring.stopwatch import left_out, peace
+from experiments.measuring.stopwatch import disturbances, left_out, undisturbed
 from experiments.report import conditions
 from experiments.report.line_charts import METHOD_COLORS
 
@@ -113,7 +112,7 @@ def _time_caption(found: Sequence[Record], disturbed: int) -> str:
         f"ResNet-18 to DLA on CIFAR-10. Scale {found[0].scale}: width {widths}, "
         f"batches of {batches}, {seeds} seed{'' if seeds == 1 else 's'}, {len(found)} runs, each "
         "alone on the machine. "
-        f"{peace([record.run['timing'] for record in found])}{left_out(disturbed)}"
+        f"{disturbances([record.run['timing'] for record in found])}{left_out(disturbed)}"
     )
 
 

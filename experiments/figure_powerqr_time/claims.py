@@ -8,9 +8,9 @@ from functools import partial
 from experiments.experiment import Claim, Record, Verdict
 from experiments.figure_powerqr_time.grid import COUNTS
 from experiments.figure_powerqr_time.run import DEFLATED, OURS, OURS_PLAIN, POWER_QR, REPEATED
-from experiments.figure_powerqr_time.section import measured, undisturbed
+from experiments.figure_powerqr_time.section import measured
 from experiments.judging import statistics, verdicts
-from experiments.measuring.stopwatch import PEACE
+from experiments.measuring.stopwatch import UNDISTURBED, undisturbed
 
 FROM = 10  # the smallest k that a claim speaks of
 AHEAD = 2.0  # what we take "much more efficient" to mean, at the least
@@ -42,7 +42,7 @@ def _faster(
     return judge
 
 
-_RULE = f"{PEACE} By the rule for comparisons."
+_RULE = f"{UNDISTURBED} By the rule for comparisons."
 _WHERE = "Section 3.1 and Appendix C.2"
 CLAIMS = (
     Claim(

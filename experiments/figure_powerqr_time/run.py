@@ -27,7 +27,7 @@ FINEST = 1e-6  # what single precision can tell
 
 
 def run(config: Config, context: Context) -> Result:
-    """Seconds, applications of the layer and accuracy of each method, on one thread."""
+    """Seconds, vectors sent through the layer and accuracy of each method, on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -65,8 +65,8 @@ def _compare(config: Config, context: Context) -> Result:
         solve = partial(svds, applied, shape)
         ours, attempts[name] = _as_accurate(solve, true, wanted, partial(watch.time, name))
         errors[name], found[name] = _error(ours.S, true), [ours]
-    applications = {name: sum(one.applications for one in each) for name, each in found.items()}
-    result = {"applications": applications, "errors": errors, "attempts": attempts, "threads": 1}
+    num_matvecs = {name: sum(one.applications for one in each) for name, each in found.items()}
+    result = {"num_matvecs": num_matvecs, "errors": errors, "attempts": attempts, "threads": 1}
     return {"result": result, "timing": watch.summary(threads=1)}
 
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from experiments.experiment import Chart, Record, Section, Table
 from experiments.figure_powerqr_time.run import NAMES
 from experiments.judging import statistics, verdicts
-from experiments.measuring.stopwatch import in_peace, left_out, peace
+from experiments.measuring.stopwatch import disturbances, left_out, undisturbed
 from experiments.report import line_charts as charts
 
 
 def section(records: Sequence[Record]) -> Section:
-    """The times over k, the applications over k, and both in numbers."""
+    """The times over k, the vectors sent through the layer over k, and both in numbers."""
     if not records:
         return Section(["No runs yet."])
     config, quiet = records[0].config, undisturbed(records)
@@ -30,15 +30,11 @@ def section(records: Sequence[Record]) -> Section:
         "applies a convolution in channels-last order, and through forward and backward as well. "
         "Its tolerance is the better of the two errors, or a third of that, and so on, until it is "
         "as accurate; the time is that of the last attempt. "
-        f"{peace([record.run['timing'] for record in quiet or records])}"
+        f"{disturbances([record.run['timing'] for record in quiet or records])}"
         f"{left_out(len(records) - len(quiet))}"
     )
-    charts = [_chart(quiet, said, "seconds"), _chart(records, said, "applications")]
+    charts = [_chart(quiet, said, "seconds"), _chart(records, said, "num_matvecs")]
     return Section([text, *charts, _table(records, said)])
-
-
-def undisturbed(records: Sequence[Record]) -> list[Record]:
-    return [record for record in records if in_peace(record.run["timing"])]
 
 
 def _seeds(records: Sequence[Record]) -> set[int]:
@@ -56,16 +52,17 @@ def _chart(records: Sequence[Record], said: str, what: str) -> Chart:
         for record in records
         for name in NAMES
     ]
-    title = "seconds" if what == "seconds" else "vectors sent through the layer"
+    timed = what == "seconds"
+    title = "seconds" if timed else "vectors sent through the layer"
     spec = charts.lines(
         rows,
         charts.number("k", "k, the number of singular values", log=True),
         charts.number("value", title, log=True),
         charts.name("method", None, NAMES),
     )
-    shown = "Seconds" if what == "seconds" else "Applications of the layer or its transpose"
+    shown = "Seconds" if timed else "Vectors sent through the layer or its transpose"
     return Chart(
-        f"powerqr-{what}",
+        "powerqr-seconds" if timed else "powerqr-matvecs",
         spec,
         f"{shown} for the k largest singular values. {said} Lines are means, bands what the "
         "kernels span.",
@@ -77,14 +74,14 @@ def _table(records: Sequence[Record], said: str) -> Table:
     rows = []
     for k in sorted({int(record.config["k"]) for record in records}):
         at = verdicts.select(records, k=k)
-        counts = [_over_seeds(at, name, "applications").mean for name in NAMES]
+        counts = [_over_seeds(at, name, "num_matvecs").mean for name in NAMES]
         errors = [_over_seeds(at, name, "errors").mean for name in NAMES[1:]]
         quiet = undisturbed(at)
         seconds = [_over_seeds(quiet, name, "seconds").written(spread=".1g") for name in NAMES]
         cells = [f"{s} ({c:.0f})" for s, c in zip(seconds, counts, strict=True)]
         rows.append([str(k), *cells, " / ".join(f"{error:.1e}" for error in errors)])
     caption = (
-        "Seconds, mean and standard deviation over seeds, in brackets the applications; and the "
+        "Seconds, mean and standard deviation over seeds, in brackets the vectors; and the "
         "largest relative errors of the last four methods, against ARPACK in float64, mean over "
         f"seeds. Without deflation there is one value alone. {said}"
     )

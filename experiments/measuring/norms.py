@@ -40,7 +40,7 @@ def layers_to_measure(model: nn.Module, example: Tensor, measure: Measure) -> di
         model: The plain model.
         example: A batch of its inputs.
         measure: "layers" for dense layers and convolutions; "compositions" for these, the batch
-            norms, and each convolution together with the batch norm behind it; "none" for nothing.
+            norms, and each convolution together with its following batch norm; "none" for nothing.
     """
     if measure == "none":
         return {}

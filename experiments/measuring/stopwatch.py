@@ -1,4 +1,4 @@
-"""Times, and whether they were taken in peace."""
+"""Times, and whether they were timed undisturbed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from experiments.experiment import Record
+
 T = TypeVar("T")
 
 OWN_CORE = 0.9  # less than this share of a core, and a time is not the method's own
-PEACE = (
+UNDISTURBED = (
     f"Runs that had other cells beside them, or less than {100 * OWN_CORE:.0f} % of a core, do not "
     "count."
 )
@@ -65,12 +67,17 @@ class Stopwatch:
         }
 
 
-def in_peace(timing: Mapping[str, Any]) -> bool:
+def undisturbed(records: Sequence[Record]) -> list[Record]:
+    """The timed runs that had a core to themselves."""
+    return [record for record in records if _had_own_core(record.run["timing"])]
+
+
+def _had_own_core(timing: Mapping[str, Any]) -> bool:
     """Whether what was timed had a core to itself, from a `summary`."""
     return not timing["cells_beside"] and min(timing["core_shares"].values()) >= OWN_CORE
 
 
-def peace(timings: Sequence[Mapping[str, Any]]) -> str:
+def disturbances(timings: Sequence[Mapping[str, Any]]) -> str:
     """What else went on while times were taken, in a sentence."""
     known = [one["cells_beside"] for one in timings if one["cells_beside"] is not None]
     least = min(min(one["core_shares"].values()) for one in timings)

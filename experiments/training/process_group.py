@@ -18,7 +18,7 @@ PATIENCE = timedelta(hours=6)
 
 
 @dataclass(frozen=True)
-class Team:
+class ProcessGroup:
     """This process among those that train together.
 
     Attributes:
@@ -32,7 +32,7 @@ class Team:
     device: torch.device
 
     @classmethod
-    def joined(cls, device: str) -> Team:
+    def joined(cls, device: str) -> ProcessGroup:
         """Join the other processes, where `torchrun` has started some."""
         if not (dist.is_available() and dist.is_torchelastic_launched()):
             return cls(0, 1, torch.device(device))
