@@ -1,6 +1,6 @@
 """What an experiment is: a grid of runs, a function that does one, and a section of the report.
 
-Each figure and table of the paper is a folder with an `EXPERIMENT` in its `__init__`. Runs are data: a
+Each figure and table of the paper is a folder with an `EXPERIMENT` in it. Runs are data: a
 configuration that JSON can hold goes in, a result that JSON can hold comes out, and the report is
 made from what was stored.
 """

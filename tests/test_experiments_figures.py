@@ -44,7 +44,7 @@ from experiments.figure_powerqr_time.run import (
 from experiments.figure_simple_clip.claims import FINAL, HELD
 from experiments.figure_simple_clip.grid import METHODS as SIMPLE_METHODS
 from experiments.figure_simple_clip.section import finalized_norm
-from experiments.measuring.true_norm import DENSE, true_norm
+from experiments.measuring.oracle import DENSE_SIDE, true_norm
 from experiments.trained import resnet as resnets
 from experiments.trained.small_network import norms
 from experiments.training import TrainConfig, recipe
@@ -130,7 +130,7 @@ def test_true_norm_is_that_of_the_matrix(padding: Padding, stride: int, side: in
     assert found.value == pytest.approx(dense, rel=1e-7)
     assert found.residual < 1e-4
     if side == 12 and stride == 1:
-        assert found.residual > 0 and min(matrix_of(layer, shape).shape) > DENSE
+        assert found.residual > 0 and min(matrix_of(layer, shape).shape) > DENSE_SIDE
 
 
 def context(folder: Path) -> Context:

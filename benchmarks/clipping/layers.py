@@ -5,17 +5,14 @@ Norms and distances are computed here by code that shares nothing with the libra
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from scipy.sparse.linalg import eigsh
 from torch import Tensor, nn
 
-from benchmarks.common.references import PlainGram
+from experiments.measuring import oracle
 
 Shape = tuple[int, ...]
 
@@ -23,7 +20,6 @@ FRACTIONS = (0.3, 0.5, 0.7, 0.95)
 # sigma_1 of trained-like weights. PowerQR's shift of 1 is small beside its square: with weights
 # as small as they are drawn, Algorithm 2 would see little of the spectrum in its 10 iterations.
 TRAINED_NORM = 6.0
-DENSE_SIDE = 1200  # up to here true norms come from a dense matrix, beyond it from ARPACK
 
 
 @dataclass(frozen=True)
@@ -137,36 +133,16 @@ def trained_like(shape: Shape, generator: torch.Generator) -> Tensor:
 
 
 def true_norm(module: nn.Module, in_shape: Shape) -> float:
-    """sigma_1, to five digits at least.
+    """sigma_1 by the oracle from two random starts, to five digits at least.
 
-    Small layers are decomposed as dense matrices. For others ARPACK finds the leading vector
-    in the layer's own precision, from two random starts, and its Rayleigh quotient in float64
-    is the square of the norm: its error is of the order of the residual squared, and the
-    residual proves that a singular value is near.
+    Raises:
+        ArithmeticError: The residual does not prove that a singular value is as near.
     """
-    if not all(bool(torch.isfinite(parameter).all()) for parameter in module.parameters()):
-        return math.nan
-    if isinstance(module, nn.Linear):
-        weight = module.weight.detach().double()
-        gram = weight @ weight.T if weight.shape[0] < weight.shape[1] else weight.T @ weight
-        return math.sqrt(float(torch.linalg.eigvalsh(gram)[-1]))
-    double = PlainGram(copy.deepcopy(module).double(), in_shape)
-    side = double.shape[0]
-    if side <= DENSE_SIDE:
-        return math.sqrt(max(0.0, float(np.linalg.eigvalsh(double @ np.eye(side))[-1])))
-    gram = PlainGram(module, in_shape)
-    squares = []
-    for seed in range(2):
-        start = np.random.default_rng(seed).standard_normal(side).astype(gram.dtype)
-        _, vectors = eigsh(gram, 1, v0=start, ncv=40, tol=2e-5)
-        vector = vectors[:, 0].astype(np.float64)
-        vector /= np.linalg.norm(vector)
-        image = (double @ vector[:, None])[:, 0]
-        squares.append(float(vector @ image))
-        residual = np.linalg.norm(image - squares[-1] * vector) / squares[-1]
-        if residual > 1e-3:
-            raise ArithmeticError(f"The norm is only known to {residual / 2:g}")
-    return math.sqrt(max(squares))
+    dtype = next(module.parameters()).dtype
+    found = oracle.true_norm(module, in_shape, tol=2e-5, dtype=dtype, seeds=(0, 1))
+    if found.residual > 1e-3:
+        raise ArithmeticError(f"The norm is only known to {found.residual / 2:g}")
+    return found.value
 
 
 class TrueDistance:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import numpy as np
 import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
-from torch import Tensor, nn
+from torch import nn
+
+from experiments.measuring.oracle import PlainMap
 
 DENSE_SIDE = 2500  # smaller ones are decomposed as dense matrices
 # What the residuals in float64 prove about the relative errors. The errors are far smaller.
@@ -26,58 +27,30 @@ def reference_values(
     ARPACK finds the vectors in the layer's own precision and the values are then computed in
     float64. Without `polish` that second part is left out; the values are then good to 1e-5.
     """
-    double = copy.deepcopy(module).double()
     if isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1):
-        return _pointwise_values(double, in_shape)[:count]
+        return _pointwise_values(module, in_shape)[:count]
     if isinstance(module, nn.Conv2d) and module.padding_mode == "circular":
-        return _circular_values(double, in_shape)[:count]
-    gram = PlainGram(double, in_shape)
+        return _circular_values(module, in_shape)[:count]
+    gram = PlainMap(module, in_shape).gram_operator()
     if gram.shape[0] <= DENSE_SIDE:
         return np.sqrt(np.linalg.eigvalsh(gram @ np.eye(gram.shape[0]))[::-1][:count])
-    found, vectors = _leading_pairs(PlainGram(module, in_shape), count)
+    found, vectors = _leading_pairs(
+        PlainMap(module, in_shape, torch.float32).gram_operator(), count
+    )
     return np.sqrt((_polished(gram, vectors) if polish else found)[:count])
 
 
 def _pointwise_values(conv: nn.Conv2d, in_shape: tuple[int, ...]) -> np.ndarray:
     """A 1x1 convolution is the same matrix at each of its output positions."""
-    values = np.linalg.svd(conv.weight.detach().numpy()[:, :, 0, 0], compute_uv=False)
+    values = np.linalg.svd(conv.weight.detach().double().numpy()[:, :, 0, 0], compute_uv=False)
     positions = math.prod(-(-size // s) for size, s in zip(in_shape[1:], conv.stride, strict=True))
     return np.repeat(values, positions)
 
 
 def _circular_values(conv: nn.Conv2d, in_shape: tuple[int, ...]) -> np.ndarray:
     """A circular convolution of stride 1 is one matrix at each frequency."""
-    symbols = np.fft.fft2(conv.weight.detach().numpy(), in_shape[1:]).transpose(2, 3, 0, 1)
+    symbols = np.fft.fft2(conv.weight.detach().double().numpy(), in_shape[1:]).transpose(2, 3, 0, 1)
     return np.sort(np.linalg.svd(symbols, compute_uv=False).ravel())[::-1]
-
-
-class PlainGram(LinearOperator):
-    """The Gram matrix on the smaller side, by the module's own forward and backward."""
-
-    def __init__(self, module: nn.Module, in_shape: tuple[int, ...]) -> None:
-        self._module, self._in_shape = module, in_shape
-        self._precision = next(module.parameters()).dtype
-        with torch.no_grad():
-            self._offset = module(torch.zeros(1, *in_shape, dtype=self._precision))
-        self._on_inputs = math.prod(in_shape) <= self._offset.numel()
-        side = min(math.prod(in_shape), self._offset.numel())
-        super().__init__(torch.empty(0, dtype=self._precision).numpy().dtype, (side, side))
-
-    def _matmat(self, columns: np.ndarray) -> np.ndarray:
-        rows = torch.from_numpy(np.ascontiguousarray(columns.T)).to(self._precision)
-        step = (self._forward, self._adjoint)
-        for apply in step if self._on_inputs else reversed(step):
-            rows = apply(rows)
-        return rows.reshape(columns.shape[1], -1).T.numpy()
-
-    def _forward(self, rows: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self._module(rows.reshape(-1, *self._in_shape)) - self._offset
-
-    def _adjoint(self, rows: Tensor) -> Tensor:
-        x = torch.zeros(rows.shape[0], *self._in_shape, dtype=self._precision, requires_grad=True)
-        y = self._module(x)
-        return torch.autograd.grad(y, x, rows.reshape(y.shape))[0]
 
 
 def _leading_pairs(gram: LinearOperator, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.clipping.layers import true_norm
+from experiments.measuring.oracle import PlainMap
 
 if TYPE_CHECKING:
     from spectralclip import FoundLayer
@@ -65,8 +65,7 @@ class Oracle:
         """With ARPACK from random vectors: the largest relative difference, over the layers now."""
         norms, worst = self.norms(), 0.0
         for name, modules, shape in self._uses:
-            whole = _frozen(modules)
-            other = true_norm(whole[0] if len(whole) == 1 else whole, shape)
+            other = true_norm(nn.Sequential(*modules), shape)
             worst = max(worst, abs(norms[name] / other - 1))
         return worst
 
@@ -77,20 +76,14 @@ class Oracle:
             wide = blocks.shape[-2] < blocks.shape[-1]
             gram = blocks @ blocks.mH if wide else blocks.mH @ blocks
             return math.sqrt(float(torch.linalg.eigvalsh(gram).max()))
-        plain = _Plain(_frozen(modules), shape, torch.float32)
+        plain = PlainMap(modules, shape, torch.float32)
         start = torch.randn(BLOCK, plain.side, generator=self._generator) / plain.side**0.5
         if key in self._starts:
             start = self._starts[key] + NOISE * start
         self._starts[key] = _leading(plain.gram, start)
         top = self._starts[key][:1].double()
-        image = _Plain(_frozen(modules), shape, torch.float64).away(top)
+        image = PlainMap(modules, shape).away(top)
         return float(image.norm() / top.norm())
-
-
-def _frozen(modules: tuple[nn.Module, ...]) -> nn.Sequential:
-    """A copy as in evaluation, without gradients in the weights."""
-    copied = nn.Sequential(*copy.deepcopy(modules))
-    return copied.eval().requires_grad_(False)
 
 
 def _blocks(module: nn.Module, shape: Shape) -> Tensor | None:
@@ -112,42 +105,6 @@ def _blocks(module: nn.Module, shape: Shape) -> Tensor | None:
     folded = symbols.unflatten(2, (step, coarse)).unflatten(4, (step, coarse))
     half: Tensor = folded[:, :, :, : coarse // 2 + 1]  # the rest is its conjugate
     return half.permute(3, 5, 0, 1, 2, 4).flatten(0, 1).flatten(2)
-
-
-class _Plain:
-    """A layer on flat rows of its smaller side, by its forward and backward alone."""
-
-    def __init__(self, layer: nn.Module, shape: Shape, dtype: torch.dtype) -> None:
-        self._layer, self._shape = layer.to(dtype), shape
-        # The layer is affine: its backward is the same everywhere, and its graph is kept.
-        self._inputs = {
-            rows: torch.zeros(rows, *shape, dtype=dtype, requires_grad=True) for rows in (1, BLOCK)
-        }
-        with torch.enable_grad():
-            self._outputs = {rows: self._layer(x) for rows, x in self._inputs.items()}
-        inputs, outputs = self._inputs[1].numel(), self._outputs[1].numel()
-        self._on_outputs = outputs < inputs
-        self.side = min(inputs, outputs)
-
-    def away(self, rows: Tensor) -> Tensor:
-        """To the larger side."""
-        return self._transposed(rows) if self._on_outputs else self._direct(rows)
-
-    def gram(self, rows: Tensor) -> Tensor:
-        """There and back."""
-        if self._on_outputs:
-            return self._direct(self._transposed(rows))
-        return self._transposed(self._direct(rows))
-
-    @torch.no_grad()
-    def _direct(self, x: Tensor) -> Tensor:
-        image: Tensor = self._layer(x.reshape(-1, *self._shape)) - self._outputs[1]
-        return image.flatten(1)
-
-    def _transposed(self, y: Tensor) -> Tensor:
-        inputs, outputs = self._inputs[len(y)], self._outputs[len(y)]
-        y = y.reshape(outputs.shape)
-        return torch.autograd.grad(outputs, inputs, y, retain_graph=True)[0].flatten(1)
 
 
 @torch.no_grad()
