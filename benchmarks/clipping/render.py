@@ -45,6 +45,16 @@ distances from the layer with one channel. The bound is the dual one of `clip_(e
   few strong directions above noise, scaled to sigma_1 = 6. Large ones of these have c = 1.
 """
 
+COLUMNS = (
+    "sigma_1 / c",
+    "distance / bound",
+    "at c / bound",
+    "matvecs",
+    "GFLOP",
+    "seconds",
+    "times ours",
+)
+
 
 def render(results: Row, picture: str = "../images/clipping.png") -> str:
     rows = results["rows"]
@@ -75,18 +85,7 @@ def _image(results: Row, picture: str) -> str:
 
 
 def _summary(rows: list[Row]) -> str:
-    header = [
-        "method",
-        "layers",
-        "diverged",
-        "sigma_1 / c",
-        "distance / bound",
-        "at c / bound",
-        "matvecs",
-        "GFLOP",
-        "seconds",
-        "times ours",
-    ]
+    header = ["method", "layers", "diverged", *COLUMNS]
     body = []
     for method, group in grouped(rows, "method").items():
         kept = selected(group, diverged=False)
@@ -121,16 +120,7 @@ def _giga(row: Row) -> float | None:
 
 
 def _large(rows: list[Row]) -> str:
-    header = [
-        "method",
-        "sigma_1 / c",
-        "distance / bound",
-        "at c / bound",
-        "matvecs",
-        "GFLOP",
-        "seconds",
-        "times ours",
-    ]
+    header = ["method", *COLUMNS]
     text = "## Large layers\n\n" if rows else ""
     for case, group in grouped(rows, "case").items():
         body = [
