@@ -15,8 +15,6 @@ import torch
 from figure_records import MADE_UP, circulant, compensation, concat, lost, simple, times
 from torch import nn
 
-from experiments import _powerqr_section as parts
-from experiments import _resnet_runs as resnets
 from experiments import (
     figure_circulant_error,
     figure_compensation,
@@ -24,10 +22,29 @@ from experiments import (
     figure_powerqr_time,
     figure_simple_clip,
 )
-from experiments._circulant_errors import PADDINGS, Padding, complete
-from experiments._small_network import norms
-from experiments._true_norm import DENSE, true_norm
 from experiments.experiment import SCALES, Chart, Context, Experiment, Record, Scale, Table
+from experiments.figure_circulant_error.errors import PADDINGS, Padding, complete
+from experiments.figure_circulant_error.run import make_filter, make_layer
+from experiments.figure_compensation.grid import target_of
+from experiments.figure_concat.grid import SHORT
+from experiments.figure_powerqr_time.run import (
+    DEFLATED,
+    FINEST,
+    NAMES,
+    OURS,
+    OURS_PLAIN,
+    POWER_QR,
+    true_values,
+)
+from experiments.figure_powerqr_time.run import (
+    make_layer as make_powerqr_layer,
+)
+from experiments.figure_simple_clip.claims import FINAL, HELD
+from experiments.figure_simple_clip.grid import METHODS as SIMPLE_METHODS
+from experiments.figure_simple_clip.section import finalized_norm
+from experiments.measuring.oracle import DENSE_SIDE, true_norm
+from experiments.trained import resnet as resnets
+from experiments.trained.small_network import norms
 from experiments.training import TrainConfig, recipe
 from oracle import dense_matrix, singular_values
 
@@ -85,7 +102,7 @@ def test_powerqr_time_is_of_full_size(scale: Scale) -> None:
 def test_simple_clip_compares_all_in_all_settings() -> None:
     for scale in SCALES:
         pairs = {(c["setting"], c["method"]) for c in figure_simple_clip.grid(scale)}
-        assert len(pairs) == 4 * len(figure_simple_clip.METHODS)
+        assert len(pairs) == 4 * len(SIMPLE_METHODS)
 
 
 # --- Runs ---------------------------------------------------------------------------------
@@ -104,7 +121,7 @@ def test_true_norm_is_that_of_the_matrix(padding: Padding, stride: int, side: in
     assert found.value == pytest.approx(dense, rel=1e-7)
     assert found.residual < 1e-4
     if side == 12 and stride == 1:
-        assert found.residual > 0 and min(dense_matrix(layer, shape).shape) > DENSE
+        assert found.residual > 0 and min(dense_matrix(layer, shape).shape) > DENSE_SIDE
 
 
 def context(folder: Path) -> Context:
@@ -116,11 +133,10 @@ def test_circulant_error_of_a_smoke_cell(tmp_path: Path) -> None:
     result = figure_circulant_error.run(config, context(tmp_path))
     shape = (2, config["side"], config["side"])
     for place, index in enumerate(range(*config["filters"])):
-        weight = figure_circulant_error._filter(config, index)
+        weight = make_filter(config, index)
         for key, found in result["true"].items():
             padding, stride = key.split()
-            layer = figure_circulant_error._layer(weight, padding, int(stride)).double()
-            dense = singular_values(layer, shape)[0]
+        assert found.residual > 0 and min(dense_matrix(layer, shape).shape) > DENSE_SIDE
             assert found[place] == pytest.approx(dense, rel=1e-9)
         for stride in ("1", "2"):
             exact = result["true"][f"circular {stride}"][place]
@@ -140,20 +156,17 @@ def test_powerqr_time_of_a_smoke_cell(tmp_path: Path) -> None:
     config = {**figure_powerqr_time.grid("smoke")[-1], "iterations": 100}
     outcome = figure_powerqr_time.run(config, context(tmp_path))
     result, timing, k = outcome["result"], outcome["timing"], config["k"]
-    layer, shape = figure_powerqr_time._layer(config), (4, 8, 8)
-    dense = singular_values(layer.double(), shape)[:k]
-    layer = figure_powerqr_time._layer(config)
-    assert figure_powerqr_time._true_values(layer, shape, k).numpy() == pytest.approx(dense)
+        assert found.residual > 0 and min(dense_matrix(layer, shape).shape) > DENSE_SIDE
     # As many iterations as asked for, each there and back, for each value; and what is left to do.
-    for name in (parts.POWER_QR, parts.DEFLATED):
-        assert result["applications"][name] == pytest.approx(2 * k * 100, rel=0.02)
+    for name in (POWER_QR, DEFLATED):
+        assert result["num_matvecs"][name] == pytest.approx(2 * k * 100, rel=0.02)
     # Ours was asked for the better of the two, and has kept to it.
-    others = min(result["errors"][parts.POWER_QR], result["errors"][parts.DEFLATED])
-    for name in (parts.OURS, parts.OURS_PLAIN):
-        assert result["errors"][name] <= max(others, figure_powerqr_time.FINEST)
+    others = min(result["errors"][POWER_QR], result["errors"][DEFLATED])
+    for name in (OURS, OURS_PLAIN):
+        assert result["errors"][name] <= max(others, FINEST)
         assert result["attempts"][name] >= 1
     assert result["threads"] == timing["threads"] == 1
-    assert set(timing["seconds"]) == set(parts.NAMES) and min(timing["seconds"].values()) > 0
+    assert set(timing["seconds"]) == set(NAMES) and min(timing["seconds"].values()) > 0
     assert json.loads(json.dumps(outcome, allow_nan=False)) == outcome
 
 
@@ -161,7 +174,7 @@ def test_powerqr_time_of_a_smoke_cell(tmp_path: Path) -> None:
 @pytest.mark.parametrize("busy", [0, 1])
 def test_busy_siblings_are_counted(busy: int) -> None:
     timed = (
-        "import time; from experiments._stopwatch import Stopwatch; watch = Stopwatch(); "
+        "import time; from experiments.measuring.stopwatch import Stopwatch; watch = Stopwatch(); "
         "watch.time('nap', lambda: time.sleep(1)); print(watch.summary(1)['cells_beside'])"
     )
     script = (
@@ -200,20 +213,20 @@ def test_simple_clip_smoke_cell(method: str, tmp_path: Path) -> None:
     record = trained("figure_simple_clip", tmp_path, method=method, setting=4)
     assert figure_simple_clip.section([record]).blocks
     if method == "spectral_clip":
-        assert max(norms(record)) <= figure_simple_clip.HELD[4]
-        assert figure_simple_clip._final(record) <= figure_simple_clip.FINAL
+        assert max(norms(record)) <= HELD[4]
+        assert finalized_norm(record) <= FINAL
 
 
 def test_compensation_smoke_cell(tmp_path: Path) -> None:
     record = trained("figure_compensation", tmp_path, method="spectral_clip")
     last = record.result["epochs"][-1]["norms"]
-    assert last["conv"] <= 1.01 * figure_compensation._target(record)
+    assert last["conv"] <= 1.01 * target_of(record)
     assert last["conv+bn"] <= last["conv"] * last["bn"] * (1 + 1e-6)
     assert figure_compensation.section([record]).blocks
 
 
 def test_concat_smoke_cell(tmp_path: Path) -> None:
-    record = trained("figure_concat", tmp_path, method=figure_concat.SHORT)
+    record = trained("figure_concat", tmp_path, method=SHORT)
     names = resnets.compositions(record)
     assert len(names) == 20  # all convolutions, those of the shortcuts included
     last = record.result["epochs"][-1]["norms"]
@@ -399,7 +412,7 @@ def test_what_still_falls_contradicts_nothing(name: str, records: list[Record]) 
 
 def test_what_still_falls_is_not_held_against_a_rival_either() -> None:
     settled = simple()
-    claim = figure_simple_clip.CLAIMS[1]
+    claim = figure_simple_clip.EXPERIMENT.claims[1]
     assert claim.judge(settled).kind == REPRODUCED
     verdict = claim.judge(falling(settled, ["conv"], "gouk"))
     assert verdict.kind == NOT_YET and "Gouk et al. 2021 still falls" in verdict.reason
@@ -422,7 +435,7 @@ def test_a_short_training_contradicts_nothing(name: str, records: list[Record], 
 
 def test_what_falls_below_the_target_is_not_excused() -> None:
     made = falling(simple(fast_clip=0.5), ["conv"], "fast_clip")
-    assert figure_simple_clip.CLAIMS[0].judge(made).kind == CONTRADICTED
+    assert figure_simple_clip.EXPERIMENT.claims[0].judge(made).kind == CONTRADICTED
 
 
 def test_every_claim_is_tried_with_every_verdict() -> None:
@@ -439,7 +452,7 @@ def test_a_bound_is_broken_by_one_run() -> None:
     epochs[2] = {**epochs[2], "norms": {"conv": 1.2}}
     broken = replace(made[-1], result={**made[-1].result, "epochs": epochs})
     assert made[-1].config["method"] == "spectral_clip"
-    verdict = figure_simple_clip.CLAIMS[2].judge([*made[:-1], broken])
+    verdict = figure_simple_clip.EXPERIMENT.claims[2].judge([*made[:-1], broken])
     assert verdict.kind == "contradicted" and "4." in verdict.reason
 
 

@@ -99,11 +99,13 @@ def test_every_parameter_takes_part(name: str, batch_norm: bool) -> None:
 def test_residual_sums_are_halved_in_resnet18_and_plain_in_dla() -> None:
     x = torch.randn(2, 8, 6, 6)
     for block, wanted in (
-        (resnet18.BasicBlock(8, 8, 1, batch_norm=False), F.relu(x) / 2),
+        (resnet18.BasicBlock(8, 8, 1, batch_norm=False, halved=True), F.relu(x) / 2),
         (dla.BasicBlock(8, 8, 1, batch_norm=False), F.relu(x)),
     ):
         nn.init.zeros_(block.conv2.weight)
         assert torch.equal(block(x), wanted)
+    blocks = [m for m in built("dla").modules() if isinstance(m, dla.BasicBlock)]
+    assert blocks and not any(block.halved for block in blocks)
     # Without batch norm and biases a factor goes through: all eight halves come out at the end.
     model, images = built("resnet18", batch_norm=False), torch.rand(2, 3, 32, 32)
     features: list[torch.Tensor] = []

@@ -13,7 +13,7 @@ from oracle import dense_norm, symbol_norms
 from spectralclip import attach
 from spectralclip.methods import get
 
-norms = pytest.importorskip("experiments.norms", reason="needs SciPy")
+norms = pytest.importorskip("experiments.measuring.norms", reason="needs SciPy")
 
 LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]]
 LAYERS = {
@@ -47,7 +47,7 @@ def test_the_norm_is_that_of_the_dense_matrix(
     name: str, side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer, shape = LAYERS[name]
-    monkeypatch.setattr(norms, "DENSE_SIDE", side)
+    monkeypatch.setattr("experiments.measuring.oracle.DENSE_SIDE", side)
     assert norms.true_norm([layer], [shape]) == pytest.approx(dense_norm([layer], shape), rel=1e-6)
 
 

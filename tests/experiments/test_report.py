@@ -15,14 +15,14 @@ pytest.importorskip("vl_convert")
 markdown_it = pytest.importorskip("markdown_it")
 
 from experiments import (  # noqa: E402
-    _step_times,
-    accuracy_claims,
     figure_layer_norms,
     methods,
     table_batchnorm,
     table_dla,
     table_resnet,
 )
+from experiments.accuracy import claims as accuracy_claims  # noqa: E402
+from experiments.accuracy.published import METRICS, NUMBERS, Place  # noqa: E402
 from experiments.experiment import (  # noqa: E402
     SCALES,
     Chart,
@@ -34,9 +34,11 @@ from experiments.experiment import (  # noqa: E402
     Table,
     Verdict,
 )
-from experiments.published import METRICS, NUMBERS, Place  # noqa: E402
+from experiments.figure_layer_norms.grid import DLA_CIFAR  # noqa: E402
+from experiments.figure_layer_norms.measured import seconds, timed  # noqa: E402
 from experiments.report import conditions, write  # noqa: E402
 from experiments.store import Store  # noqa: E402
+from experiments.table_resnet.grid import COLUMNS  # noqa: E402
 from experiments.training import TrainConfig  # noqa: E402
 
 TABLES = {
@@ -244,7 +246,7 @@ def test_a_diverged_run_is_left_out_under_attack(tmp_path):
         lost = (cell.config["method"], cell.config["seed"]) == ("gouk", 0)
         store.save(cell, {"diverged": "the loss is nan"} if lost else result, run)
     records = store.records("table_resnet", "laptop")
-    column = table_resnet.COLUMNS[0]
+    column = COLUMNS[0]
     assert accuracy_claims.values(records, column, "gouk", "test_accuracy")[0] == 0.1
     assert sorted(accuracy_claims.values(records, column, "gouk", "pgd_accuracy")) == [1, 2]
     only = [record for record in records if record.config["seed"] == 0]
@@ -354,8 +356,8 @@ def test_a_seed_is_one_measurement_of_time(tmp_path):
     records = figure_3(tmp_path)
     one = [r for r in records if r.config["seed"] == 0]
     assert kinds(one, "is faster than") == ["not at this scale"] * 2
-    found = _step_times.timed(records)
-    assert [*_step_times.seconds(found, _step_times.DLA_CIFAR, "gouk")] == [0, 1]
+    found = timed(records)
+    assert [*seconds(found, DLA_CIFAR, "gouk")] == [0, 1]
 
 
 def test_times_of_runs_that_were_disturbed_do_not_count(tmp_path):

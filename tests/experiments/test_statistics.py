@@ -9,8 +9,8 @@ import pytest
 from scipy import stats
 
 from experiments.experiment import Record
-from experiments.statistics import differences, interval, log_ratios, slope, summary
-from experiments.verdicts import Question, against, by_seed, judge, select
+from experiments.judging.statistics import differences, interval, log_ratios, slope, summary
+from experiments.judging.verdicts import Question, against, by_seed, judge, select
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 12])

@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from experiments.experiment import SCALES, Cell, Experiment, Scale, Section
-from experiments.lock import take
-from experiments.plain import plain
 from experiments.report._page import Page, gather
 from experiments.store import Store, Unreadable, default_folder
+from experiments.store.lock import take
+from experiments.store.plain import plain
 
 RUN = {"seconds": 1.5}
 
@@ -238,7 +238,7 @@ def test_a_room_is_for_many_or_for_one_who_measures_times(store: Store) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from experiments.lock import take
+from experiments.store.lock import take
 assert take(Path(sys.argv[1])) is not None
 print("held", flush=True)
 time.sleep(60)

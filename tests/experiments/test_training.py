@@ -26,8 +26,8 @@ from experiments import methods
 from experiments.data import load, subset
 from experiments.engine import sources
 from experiments.experiment import Context
+from experiments.measuring.norms import layers_to_measure, true_norms
 from experiments.models import build
-from experiments.norms import layers_to_measure, true_norms
 from experiments.training import (
     TrainConfig,
     TrainingDiverged,
@@ -37,7 +37,7 @@ from experiments.training import (
     train,
 )
 from experiments.training.board import VARIABLE
-from experiments.training.team import Team
+from experiments.training.process_group import ProcessGroup
 from spectralclip import methods as library
 
 ROOT = Path(__file__).parents[2]
@@ -373,9 +373,9 @@ def test_batch_norms_on_gpus_see_the_whole_batch() -> None:
     model = build("small", width=3, batch_norm=True, dataset=load("digits"), seed=5, setting=3)
     names = list(model.state_dict())
     for size, device in ((1, "cuda"), (2, "cpu")):
-        same = Team(0, size, torch.device(device)).with_common_statistics(model)
+        same = ProcessGroup(0, size, torch.device(device)).with_common_statistics(model)
         assert not any(isinstance(part, nn.SyncBatchNorm) for part in same.modules())
-    shared = Team(0, 2, torch.device("cuda")).with_common_statistics(model)
+    shared = ProcessGroup(0, 2, torch.device("cuda")).with_common_statistics(model)
     assert sum(isinstance(part, nn.SyncBatchNorm) for part in shared.modules()) == 1
     assert list(shared.state_dict()) == names
 
@@ -442,7 +442,9 @@ def test_what_changed_sources_or_packages_have_begun_is_refused(
 ) -> None:
     """The commit is the same before and after changes that are not committed, or None."""
     monkeypatch.setattr(checkpoint, "commit", lambda: known)
-    kept = checkpoint.Checkpoint(tmp_path, TrainConfig.of(CONFIG), Team.joined("cpu"), threads=1)
+    kept = checkpoint.Checkpoint(
+        tmp_path, TrainConfig.of(CONFIG), ProcessGroup.joined("cpu"), threads=1
+    )
     kept.save({"epochs": [1]})
     assert (kept.load() or {})["epochs"] == [1]
     for change, message in (
@@ -481,7 +483,9 @@ def test_a_digest_of_sources_is_that_of_paths_and_contents(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "another file", "one bit"])
 def test_a_damaged_checkpoint_is_named_with_the_remedy(damage: str, tmp_path: Path) -> None:
-    kept = checkpoint.Checkpoint(tmp_path, TrainConfig.of(CONFIG), Team.joined("cpu"), threads=1)
+    kept = checkpoint.Checkpoint(
+        tmp_path, TrainConfig.of(CONFIG), ProcessGroup.joined("cpu"), threads=1
+    )
     kept.save({"model": torch.zeros(1000)})
     path = tmp_path / checkpoint.NAME
     content = path.read_bytes()

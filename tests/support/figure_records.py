@@ -6,18 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from experiments import _powerqr_section as parts
 from experiments import (
-    _small_network,
     figure_circulant_error,
-    figure_compensation,
     figure_concat,
     figure_powerqr_time,
-    figure_simple_clip,
 )
-from experiments._circulant_errors import PADDINGS
-from experiments._resnet_runs import METHODS
 from experiments.experiment import Config, Record, Scale
+from experiments.figure_circulant_error.errors import PADDINGS
+from experiments.figure_compensation.grid import METHODS as COMPENSATED
+from experiments.figure_compensation.grid import TARGETS
+from experiments.figure_powerqr_time.run import NAMES
+from experiments.figure_simple_clip.grid import METHODS as SIMPLE_METHODS
+from experiments.trained import small_network
+from experiments.trained.resnet import METHODS
 
 SEEDS = 3
 
@@ -39,7 +40,7 @@ def jitter(seed: int) -> float:
 def small(
     name: str, setting: int, method: str, target: float, seed: int, norms: dict[str, float]
 ) -> Record:
-    config = _small_network.config(
+    config = small_network.config(
         "laptop", setting=setting, method=method, target=target, seed=seed, measure="layers"
     )
     found = {layer: norm * jitter(seed) for layer, norm in norms.items()}
@@ -54,7 +55,7 @@ def simple(seeds: int = SEEDS, **norms: float) -> list[Record]:
     return [
         small("figure_simple_clip", setting, method, 1.0, seed, {"conv": norm})
         for setting in range(1, 5)
-        for method in figure_simple_clip.METHODS
+        for method in SIMPLE_METHODS
         for norm in [norms.get(method, usual.get(method, 2.0))]
         for seed in range(seeds)
     ]
@@ -77,8 +78,8 @@ def compensation(
                 "conv+bn": target ** (both * jitter(seed)),
             },
         )
-        for method in figure_compensation.METHODS
-        for target in figure_compensation.TARGETS
+        for method in COMPENSATED
+        for target in TARGETS
         for seed in range(seeds)
     ]
     return [*found, *concat(both=factor, seeds=seeds)]
@@ -170,18 +171,18 @@ def times(
             continue
         scaled = {
             name: config["k"] * usual[key] * jitter(config["seed"] * (1 + place))
-            for place, (key, name) in enumerate(zip(order, parts.NAMES, strict=True))
+            for place, (key, name) in enumerate(zip(order, NAMES, strict=True))
         }
         timing = {
             "seconds": scaled,
-            "core_shares": dict.fromkeys(parts.NAMES, share),
+            "core_shares": dict.fromkeys(NAMES, share),
             "threads": 1,
             "cells_beside": beside,
         }
         result = {
-            "applications": dict.fromkeys(parts.NAMES, 100 * config["k"]),
-            "errors": dict.fromkeys(parts.NAMES[1:], 1e-2),
-            "attempts": dict.fromkeys(parts.NAMES[3:], 1),
+            "num_matvecs": dict.fromkeys(NAMES, 100 * config["k"]),
+            "errors": dict.fromkeys(NAMES[1:], 1e-2),
+            "attempts": dict.fromkeys(NAMES[3:], 1),
             "threads": 1,
         }
         found.append(record("figure_powerqr_time", config, result, timing))

@@ -19,6 +19,7 @@ import typer
 from spectralclip import __version__
 from spectralclip._audit import audit as audit_model
 from spectralclip._audit import compare_estimates
+from spectralclip._common import FINE
 from spectralclip.cli import _output, _weights_file
 from spectralclip.cli._clip_file import clip_checkpoint_, require_output
 from spectralclip.cli._guard import Commands, guarded
@@ -34,7 +35,6 @@ from spectralclip.cli._options import (
     COMPOSE,
     DEMO_EXAMPLES,
     EXIT_CODES,
-    FINE,
     Batch,
     Certify,
     Compose,

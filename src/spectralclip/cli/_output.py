@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,8 @@ from spectralclip._audit import (
     rich_table,
 )
 from spectralclip._clipping import ClipResult
-from spectralclip._common import printable, shown_name
+from spectralclip._common import note as note
+from spectralclip._common import shown_name
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -88,11 +88,6 @@ def say(text: str) -> None:
         raise BrokenPipe from error
 
 
-def note(text: str) -> None:
-    """Tell the user, in one line, something that is not a part of the output."""
-    print(printable(text), file=sys.stderr, flush=True)
-
-
 @contextmanager
 def plain_warnings() -> Iterator[None]:
     """Show warnings as one line each, without the source line that they come from."""
@@ -125,9 +120,3 @@ def forgiving_encoding() -> Iterator[None]:
                 stack.callback(reconfigure, errors=stream.errors)
                 reconfigure(errors="replace")
         yield
-
-
-def abandon_output() -> None:
-    """Let the interpreter close an output that nobody reads without complaint."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())
