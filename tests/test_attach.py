@@ -33,8 +33,8 @@ from training_cases import (
 from spectralclip import (
     Attachment,
     FoundLayer,
-    Keeper,
     Method,
+    MethodState,
     NormWarning,
     attach,
     find_layers,
@@ -782,11 +782,11 @@ class Penalizing(Method):
     def takes(self, layer: FoundLayer) -> bool:
         return isinstance(layer.modules[0], nn.Linear)
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         return _Penalties(sharing.mine(), bounds)
 
 
-class _Penalties(Keeper):
+class _Penalties(MethodState):
     def __init__(self, layers: Mapping[str, FoundLayer], bounds: Mapping[str, float]) -> None:
         self._weights = {name: layer.modules[0].weight for name, layer in layers.items()}
         self._bounds = dict(bounds)
@@ -823,11 +823,11 @@ class Dividing(Method):
     def takes(self, layer: FoundLayer) -> bool:
         return isinstance(layer.modules[0], nn.Linear)
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         return _Divisions(sharing.mine(), bounds)
 
 
-class _Divisions(Keeper):
+class _Divisions(MethodState):
     def __init__(self, layers: Mapping[str, FoundLayer], bounds: Mapping[str, float]) -> None:
         self._modules = {name: layer.modules[0] for name, layer in layers.items()}
         for name, module in self._modules.items():

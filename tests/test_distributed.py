@@ -29,7 +29,7 @@ from spectralclip._training.distributed.consensus import Ledger, Report
 from spectralclip._training.distributed.layout import Layout, team_of
 from spectralclip._training.distributed.process_group import Team
 from spectralclip._training.distributed.sharing import Sharing
-from spectralclip._training.method import Keeper, Method
+from spectralclip._training.method import Method, MethodState
 from spectralclip._training.momentum import Momentum
 from spectralclip._training.spectral_clip import SpectralClip
 
@@ -57,11 +57,11 @@ class Scale(Method):
     def divides(self) -> bool:
         return self.division
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         return Scaling(self, sharing)
 
 
-class Scaling(Keeper):
+class Scaling(MethodState):
     def __init__(self, method: Scale, sharing: Sharing) -> None:
         self.method, self.sharing, self.applications = method, sharing, 0
         self.memory = {name: torch.zeros(()) for name in sharing.mine()}
@@ -275,7 +275,7 @@ def _work_on_tower(kind: str, method: Method) -> Any:
     with FlopCounterMode(display=False) as counter:
         for _ in range(2):
             attachment.step()
-    work = [counter.get_total_flops(), attachment._keeper.applications]  # type: ignore[union-attr]
+    work = [counter.get_total_flops(), attachment._state.applications]  # type: ignore[union-attr]
     return work, len(attachment._sharing.mine())
 
 
@@ -536,7 +536,7 @@ def _diverged(step: int) -> str:
             if number == step:
                 diverge()
             # The others' work would hide it.
-            attachment._keeper.after_step = lambda step, bounds: None  # type: ignore[union-attr]
+            attachment._state.after_step = lambda step, bounds: None  # type: ignore[union-attr]
             attachment.step()
 
     return _error(go)

@@ -173,7 +173,7 @@ def test_estimators_are_those_of_the_methods(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_promises_are_read_from_the_class() -> None:
     class Stated:
-        promises = (Promise(slack=0.1),)
+        promises = (Promise(margin=0.1),)
 
     assert promises_of(Stated) == promises_of(Stated()) == Stated.promises  # type: ignore[arg-type]
     assert promises_of(object) == ()  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from spectralclip._models import FoundLayer
 from spectralclip._operators import plain_numerics
 from spectralclip._training.distributed.sharing import Sharing
 from spectralclip._training.distributed.training import sharing_of
-from spectralclip._training.method import Keeper, Method, warn
+from spectralclip._training.method import Method, MethodState, warn
 from spectralclip._training.optimizers import Optimizers
 from spectralclip._training.state import load_whole, require_state
 
@@ -104,7 +104,7 @@ class Attachment:
         bounds = self._bounds_at(0)
         mine = {name: bounds[name] for name in self._sharing.mine()}
         try:
-            self._keeper: Keeper | None = method.start(self._sharing, mine, seed)
+            self._state: MethodState | None = method.start(self._sharing, mine, seed)
         except ValueError as error:
             _name_what_is_not_finite(method, self._sharing.mine(), error)
             raise
@@ -143,7 +143,7 @@ class Attachment:
     @property
     def is_removed(self) -> bool:
         """Whether it has been removed, or finalized."""
-        return self._keeper is None
+        return self._state is None
 
     @property
     def applications(self) -> float:
@@ -251,9 +251,9 @@ class Attachment:
     @plain_numerics()
     def remove(self) -> None:
         """Detach from the optimizer, leaving plain layers with the weights they have now."""
-        if self._keeper is not None:
-            self._keeper.stop()
-        self._keeper = None
+        if self._state is not None:
+            self._state.stop()
+        self._state = None
         LIVE.discard(self)
         for hook in self._hooks:
             hook.remove()
@@ -270,7 +270,7 @@ class Attachment:
         self.remove()
 
     def __repr__(self) -> str:
-        state = "removed" if self._keeper is None else f"{self.steps} steps"
+        state = "removed" if self._state is None else f"{self.steps} steps"
         layers, left = len(self.layers), len(self.uncovered)
         others = f", {left} uncovered" if left else ""
         return f"<Attachment of {self.method!r} to {layers} layers{others}: {state}>"
@@ -279,12 +279,12 @@ class Attachment:
         """How often each weight has been written to, by whomever."""
         return [w._version for weights in self._sharing.weights().values() for w in weights]
 
-    def _running(self) -> Keeper:
-        if self._keeper is None:
+    def _running(self) -> MethodState:
+        if self._state is None:
             raise RuntimeError(
                 "This attachment has been removed: attach the method again to go on."
             )
-        return self._keeper
+        return self._state
 
     def _bounds_at(self, step: int) -> dict[str, float]:
         factor = 1.0 if self._schedule is None else float(self._schedule(step))

@@ -19,7 +19,7 @@ class NormWarning(UserWarning):
     """The norms of a layer could not be followed, or not be kept."""
 
 
-class Keeper(ABC):
+class MethodState(ABC):
     """A method at work on the layers of one model.
 
     A method may do one or several of three things: move weights after each step of the
@@ -94,7 +94,7 @@ class Method(NamedSettings, ABC):
         return not isinstance(layer.modules[0], others)
 
     @abstractmethod
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin to work on the layers `sharing.mine()`; weights stay as they are until a step.
 
         Args:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from spectralclip._models import FoundLayer
 from spectralclip._training.distributed.sharing import Sharing
-from spectralclip._training.engine.build import keepings
+from spectralclip._training.engine.build import layer_constraints
 from spectralclip._training.engine.constrained_layer import BatchNorm
-from spectralclip._training.engine.constraints import Keeping, Turn
-from spectralclip._training.method import Keeper, Method, warn
+from spectralclip._training.engine.constraints import LayerConstraint, Turn
+from spectralclip._training.method import Method, MethodState, warn
 from spectralclip._training.promise import Promise
 
 
@@ -67,7 +67,7 @@ class SpectralClip(Method):
         compose: "conv_bn" to bound dense layers and convolutions together with the batch norm
             behind them; None to bound them alone.
         batch_norm: Bound the norm of batch norms as well, where they are layers of their own.
-        strip_momentum: Take out of the momentum what would push the layer out again, where it is
+        project_momentum: Take out of the momentum what would push the layer out again, where it is
             known how the optimizer's steps follow from it.
         check_every: The most steps between two checks of a layer's norm itself; 0 for no checks.
 
@@ -89,14 +89,14 @@ class SpectralClip(Method):
     """
 
     promises: ClassVar[tuple[Promise, ...]] = (
-        Promise(slack=0.01, steps=30),
-        Promise(slack=0.01, steps=30, settings={"compose": "conv_bn"}),
+        Promise(margin=0.01, steps=30),
+        Promise(margin=0.01, steps=30, settings={"compose": "conv_bn"}),
     )
 
     headroom: float = 0.01
     compose: Literal["conv_bn"] | None = None
     batch_norm: bool = False
-    strip_momentum: bool = True
+    project_momentum: bool = True
     check_every: int = 200
 
     def __post_init__(self) -> None:
@@ -119,55 +119,57 @@ class SpectralClip(Method):
             return self.batch_norm and layer.modules[0]._parameters.get("weight") is not None
         return not isinstance(layer.modules[0], (nn.Embedding, nn.EmbeddingBag))
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin to follow the layers; weights stay as they are until the first step."""
         return _Following(self, sharing, seed)
 
 
 @final
-class _Following(Keeper):
+class _Following(MethodState):
     """The layers of one model, each with what follows it."""
 
     def __init__(self, method: SpectralClip, sharing: Sharing, seed: int) -> None:
         self._method = method
-        strip = sharing.strip if method.strip_momentum else _leave
-        for name in sharing.optimizers.with_unknown_momentum() if method.strip_momentum else ():
+        strip = sharing.strip if method.project_momentum else _leave
+        for name in sharing.optimizers.with_unknown_momentum() if method.project_momentum else ():
             warn(
                 f"The momentum of {name} is left as it is, since it is not known how {name} turns "
                 "it into a step. Norms are held all the same, by larger corrections. To say that "
-                "this is meant: SpectralClip(strip_momentum=False)."
+                "this is meant: SpectralClip(project_momentum=False)."
             )
-        self._keepings = keepings(sharing.mine(), strip, seed)
+        self._constraints = layer_constraints(sharing.mine(), strip, seed)
         self._lost: set[str] = set()
 
     @property
     def applications(self) -> float:
         """Vectors sent through layers so far; plane waves count by their multiplications."""
-        return sum(keeping.applications for keeping in self._keepings)
+        return sum(constraint.applications for constraint in self._constraints)
 
     def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
         method = self._method
-        for keeping in self._keepings:
-            targets = {name: bounds[name] for name in keeping.names if name in bounds}
+        for constraint in self._constraints:
+            targets = {name: bounds[name] for name in constraint.names if name in bounds}
             if targets:
                 turn = Turn(step, targets, method.headroom, method.check_every)
-                self._report(keeping, keeping.step(turn))
+                self._report(constraint, constraint.step(turn))
 
     def norms(self) -> dict[str, float]:
-        norms = {n: norm for keeping in self._keepings for n, norm in keeping.norms().items()}
+        norms = {
+            n: norm for constraint in self._constraints for n, norm in constraint.norms().items()
+        }
         return norms | dict.fromkeys(self._lost, math.nan)
 
     def checked(self) -> dict[str, int]:
-        return {n: at for keeping in self._keepings for n, at in keeping.checked().items()}
+        return {n: at for constraint in self._constraints for n, at in constraint.checked().items()}
 
     def layer_states(self) -> dict[str, Any]:
-        return {n: state for k in self._keepings for n, state in k.states().items()}
+        return {n: state for k in self._constraints for n, state in k.states().items()}
 
     def load_layer_states(self, states: Mapping[str, Any]) -> None:
-        for keeping in self._keepings:
-            keeping.load_states({n: states[n] for n in keeping.names if n in states})
+        for constraint in self._constraints:
+            constraint.load_states({n: states[n] for n in constraint.names if n in states})
 
-    def _report(self, keeping: Keeping, lost: Sequence[str]) -> None:
+    def _report(self, constraint: LayerConstraint, lost: Sequence[str]) -> None:
         """Say once that a layer cannot be followed, and go on when it can be again."""
         for name in lost:
             if name not in self._lost:
@@ -175,7 +177,7 @@ class _Following(Keeper):
                     f"Layer {name!r} has weights or statistics that are NaN or infinite: it is not "
                     "clipped until they are restored, as by loading a checkpoint."
                 )
-        self._lost -= set(keeping.names)
+        self._lost -= set(constraint.names)
         self._lost |= set(lost)
 
 

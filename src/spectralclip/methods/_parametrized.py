@@ -9,12 +9,12 @@ from typing import Any, final
 from torch.nn.utils import parametrize
 
 from spectralclip._models import FoundLayer
-from spectralclip._training import Keeper, warn
+from spectralclip._training import MethodState, warn
 from spectralclip.methods._true_norm import TrueNorm
 
 
 @final
-class ParametrizedLayers(Keeper):
+class ParametrizedLayers(MethodState):
     """Layers under `TrueNorm`, each from when training first moves it."""
 
     def __init__(

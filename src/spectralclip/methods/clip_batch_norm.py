@@ -11,7 +11,7 @@ from torch import nn
 
 from spectralclip._clipping import clamp_batch_norm_
 from spectralclip._models import FoundLayer
-from spectralclip._training import Keeper, Method, Promise, Sharing, warn
+from spectralclip._training import Method, MethodState, Promise, Sharing, warn
 from spectralclip.methods._domain import is_batch_norm
 
 
@@ -50,19 +50,19 @@ class ClipBatchNorm(Method):
         0.5
     """
 
-    promises: ClassVar[tuple[Promise, ...]] = (Promise(slack=1e-5),)
+    promises: ClassVar[tuple[Promise, ...]] = (Promise(margin=1e-5),)
 
     def takes(self, layer: FoundLayer) -> bool:
         """Batch norms with a scale of their own and running statistics."""
         return is_batch_norm(layer)
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin; there is nothing to prepare."""
         return _Clamps({name: layer.modules[0] for name, layer in sharing.mine().items()})
 
 
 @final
-class _Clamps(Keeper):
+class _Clamps(MethodState):
     """The batch norms of one model, and their latest norms."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:

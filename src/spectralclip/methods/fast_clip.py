@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from spectralclip._models import FoundLayer
-from spectralclip._training import Keeper, Method, Sharing, warn
+from spectralclip._training import Method, MethodState, Sharing, warn
 from spectralclip.methods._followed import FollowedLayer, Schedule
 from spectralclip.methods._live import LiveLayer
 from spectralclip.methods._settings import check_count, check_positive
@@ -131,13 +131,13 @@ class FastClip(Method):
         """Whether a convolution and the batch norm behind it count as one layer."""
         return self.concat
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin; the layers are looked at for the first time after the first step."""
         return _Clipper(self, sharing.mine(), seed)
 
 
 @final
-class _Clipper(Keeper):
+class _Clipper(MethodState):
     """Algorithm 3 at work on the layers of one model.
 
     A layer is followed at each of its input shapes; and first together with its batch norm, at

@@ -14,7 +14,7 @@ from spectralclip._common import as_shape, positive_number
 from spectralclip._models import FoundLayer
 from spectralclip._operators import Layer, is_plain, plain_numerics
 from spectralclip._spectrum import spectral_norm
-from spectralclip._training import BatchNorm, Keeper, Method, Promise, Sharing
+from spectralclip._training import BatchNorm, Method, MethodState, Promise, Sharing
 from spectralclip.methods._bare import scales_with
 from spectralclip.methods._domain import (
     WEIGHTED,
@@ -78,7 +78,7 @@ class Parametrize(Method):
     iterations: int = 8
     check_every: int = 100
 
-    promises: ClassVar[tuple[Promise, ...]] = (Promise(slack=2e-3),)
+    promises: ClassVar[tuple[Promise, ...]] = (Promise(margin=2e-3),)
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
@@ -104,7 +104,7 @@ class Parametrize(Method):
             return False
         return is_plain(module, *WEIGHTED) or scales_with(module, layer.in_shapes[0], "weight")
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Parametrize the layers, apart from frozen ones; what is above its bound is scaled."""
         moving = {name: bound for name, bound in bounds.items() if sharing.moves(name)}
         made = ParametrizedLayers(sharing.mine(), self.iterations, self.check_every, seed)

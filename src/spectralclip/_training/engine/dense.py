@@ -1,4 +1,4 @@
-"""Keeping dense layers, and others whose windows do not overlap, within their bounds exactly."""
+"""Dense layers, and others whose windows do not overlap, held within their bounds exactly."""
 
 from __future__ import annotations
 
@@ -10,46 +10,47 @@ from torch import Tensor
 
 from spectralclip._linalg import decomposable
 from spectralclip._spectrum import tall_qr
-from spectralclip._training.engine.constrained_layer import SPIKE, Slot
-from spectralclip._training.engine.cut_step import DenseCuts, Stripping, strip_
-from spectralclip._training.engine.norm_check import Aim, Movement
-
-# The momentum is stripped along so many of the values that were clipped, the largest.
-MOST_STRIPPED = 8
-SLACK = 0.995
-# A norm below the bound is followed by power steps on a few vectors, beyond this size.
-POWER_STEPS, WIDTH, SMALL = 2, 4, 64
+from spectralclip._training.engine.constrained_layer import ConstrainedLayer
+from spectralclip._training.engine.cut_step import DenseCuts, MomentumProjection, project_momentum_
+from spectralclip._training.engine.norm_check import Movement, Target
+from spectralclip._training.engine.tuning import DENSE, LAYER
 
 
 @final
-class DenseKeeper:
+class DenseProjector:
     """A layer that is one matrix for each group: its singular values can be set one by one.
 
     Attributes:
-        slot: The layer.
+        layer: The layer.
         norm: As it is after the latest step.
         is_exact: Whether it is from a decomposition of the weight, and not from power steps.
     """
 
-    def __init__(self, slot: Slot, strip: Stripping, generator: torch.Generator) -> None:
-        self.slot, self._stripping = slot, strip
+    def __init__(
+        self,
+        layer: ConstrainedLayer,
+        project_momentum: MomentumProjection,
+        generator: torch.Generator,
+    ) -> None:
+        self.layer, self._project_momentum = layer, project_momentum
         self.norm, self.is_exact = math.nan, False
-        self.movement = Movement([slot.weight])
+        self.movement = Movement([layer.weight])
         weight = self._matrices()
         side = min(weight.shape[1:])
-        shape = (len(weight), side, min(WIDTH, side))
+        shape = (len(weight), side, min(DENSE.width, side))
         self.vectors = torch.randn(shape, generator=generator, device="cpu").to(weight)
 
     @torch.no_grad()
     def step(self, bound: float) -> bool:
         """Clip the singular values above the bound; whether the weights are finite."""
         is_finite = self._step(bound)
-        self.movement.leave([self.slot.weight])
+        self.movement.leave([self.layer.weight])
         return is_finite
 
     def _step(self, bound: float) -> bool:
-        self.is_exact, aim = False, Aim(bound, bound, self.movement.stride([self.slot.weight]))
-        self.slot.tame_(bound)
+        self.is_exact = False
+        stride = self.movement.stride([self.layer.weight])
+        self.layer.tame_(bound)
         weight = self._matrices()
         wide = weight.shape[1] <= weight.shape[2]
         gram = _gram(weight, wide)
@@ -60,13 +61,13 @@ class DenseKeeper:
             return True
         squares, vectors = _eigh(gram)
         top = float(squares.amax()) ** 0.5
-        if top > SPIKE * bound:
-            weight = weight * (SPIKE * bound / top)
+        if top > LAYER.spike * bound:
+            weight = weight * (LAYER.spike * bound / top)
             squares, vectors = _eigh(_gram(weight, wide))
         values, self.is_exact = squares.clamp_min(0).sqrt(), True
         self.vectors = vectors[:, :, -self.vectors.shape[2] :].clone()
         # A little below, so that it is not above again at each step: the gate is cheap.
-        target = aim.slack(1 - SLACK) * bound
+        target = Target(bound, bound, stride).margin(1 - DENSE.margin) * bound
         self.norm = min(float(values.amax()), target)
         most = int((values > target).sum(1).amax())
         if most == 0:
@@ -75,12 +76,12 @@ class DenseKeeper:
         share = (1 - target / top).clamp_min(0)
         other = chosen.mT @ weight if wide else weight @ chosen
         change = (chosen * share[:, None]) @ other if wide else (other * share[:, None]) @ chosen.mT
-        self.slot.write((weight - change).reshape(self.slot.kernels().shape))
-        self._strip(top, chosen, other, wide, target)
+        self.layer.write((weight - change).reshape(self.layer.kernels().shape))
+        self._project_along(top, chosen, other, wide, target)
         return True
 
     def _matrices(self) -> Tensor:
-        return self.slot.kernels().flatten(2)
+        return self.layer.kernels().flatten(2)
 
     @staticmethod
     def _is_within(gram: Tensor, bound: float) -> bool:
@@ -92,18 +93,20 @@ class DenseKeeper:
 
     def _follow(self, gram: Tensor) -> None:
         """Keep track of a norm that is below its bound: exactly, or by a few power steps."""
-        if gram.shape[-1] <= SMALL or math.isnan(self.norm):
+        if gram.shape[-1] <= DENSE.small or math.isnan(self.norm):
             self.norm = float(torch.linalg.eigvalsh(decomposable(gram)).amax().clamp_min(0)) ** 0.5
             self.is_exact = True
             return
-        for _ in range(POWER_STEPS):
+        for _ in range(DENSE.power_steps):
             self.vectors = tall_qr(gram @ self.vectors)[0]
         small = self.vectors.mT @ (gram @ self.vectors)
         self.norm = float(torch.linalg.eigvalsh(decomposable(small)).amax().clamp_min(0)) ** 0.5
 
-    def _strip(self, top: Tensor, chosen: Tensor, other: Tensor, wide: bool, bound: float) -> None:
+    def _project_along(
+        self, top: Tensor, chosen: Tensor, other: Tensor, wide: bool, bound: float
+    ) -> None:
         """Along the rank-one gradients of what was clipped."""
-        values, where = top.flatten().topk(min(MOST_STRIPPED, top.numel()))
+        values, where = top.flatten().topk(min(DENSE.most_projected, top.numel()))
         where = where[values > bound]
         kernel, column = where // top.shape[1], where % top.shape[1]
         near = chosen[kernel, :, column]
@@ -111,10 +114,12 @@ class DenseKeeper:
         far = far / far.norm(dim=1, keepdim=True).clamp_min(torch.finfo(far.dtype).tiny)
         left, right = (near, far) if wide else (far, near)
         each = left[:, :, None] * right[:, None]
-        rows = each.new_zeros(len(each), self.slot.groups, *each.shape[1:])
+        rows = each.new_zeros(len(each), self.layer.groups, *each.shape[1:])
         rows[torch.arange(len(each), device=rows.device), kernel] = each
         cuts = DenseCuts(rows.flatten(1))
-        self._stripping(self.slot.weight, lambda momentum: strip_(momentum, cuts))
+        self._project_momentum(
+            self.layer.weight, lambda momentum: project_momentum_(momentum, cuts)
+        )
 
 
 def _gram(weight: Tensor, wide: bool) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._models import FoundLayer
-from spectralclip._training import Keeper, warn
+from spectralclip._training import MethodState, warn
 from spectralclip.methods.baselines._circulant import Torus, is_finite, kernel_of
 
 Clip: TypeAlias = Callable[[Tensor, Torus, float], Tensor]
@@ -18,7 +18,7 @@ Clip: TypeAlias = Callable[[Tensor, Torus, float], Tensor]
 
 
 @final
-class Rounds(Keeper):
+class Rounds(MethodState):
     """Clips all layers of a model every so many steps, and does nothing in between."""
 
     def __init__(

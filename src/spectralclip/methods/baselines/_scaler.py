@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spectralclip._clipping import clamp_batch_norm_
 from spectralclip._models import FoundLayer
-from spectralclip._training import Keeper, saved_vectors, warn
+from spectralclip._training import MethodState, saved_vectors, warn
 from spectralclip.methods._domain import is_batch_norm
 from spectralclip.methods._live import LiveLayer
 from spectralclip.methods.baselines._power import power_method
@@ -61,7 +61,7 @@ class _Measured:
 
 
 @final
-class Scaler(Keeper):
+class Scaler(MethodState):
     """Divides the weight of each layer by what its norm is above the bound, after each step.
 
     Batch norms among the layers are clamped.

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectralclip._models import FoundLayer
-from spectralclip._training import Keeper, Method, Promise, Sharing, warn
+from spectralclip._training import Method, MethodState, Promise, Sharing, warn
 from spectralclip.methods._domain import require
 
 Transform = Callable[[Tensor], Tensor]
@@ -108,7 +108,7 @@ class Swapped:
 class SwapMethod(Method, ABC):
     """A method whose layers have a norm of at most their bound by construction."""
 
-    promises: ClassVar[tuple[Promise, ...]] = (Promise(slack=1e-5),)
+    promises: ClassVar[tuple[Promise, ...]] = (Promise(margin=1e-5),)
 
     @property
     def reparametrizes(self) -> bool:
@@ -132,7 +132,7 @@ class SwapMethod(Method, ABC):
         """Layers inside the domain; others are left as they are."""
         return not self.why_not(layer)
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Swap the layers in, which changes what the model computes; frozen ones when they move."""
         layers = sharing.mine()
         for layer in layers.values():
@@ -142,7 +142,7 @@ class SwapMethod(Method, ABC):
 
 
 @final
-class _Swaps(Keeper):
+class _Swaps(MethodState):
     """The swapped layers of one model."""
 
     def __init__(

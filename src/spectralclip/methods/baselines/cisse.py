@@ -16,11 +16,11 @@ from spectralclip._models import FoundLayer
 from spectralclip._operators import Layer
 from spectralclip._training import (
     CONVS,
-    Keeper,
+    ConstrainedLayer,
     Method,
+    MethodState,
     Promise,
     Sharing,
-    Slot,
     saved_vectors,
     warn,
 )
@@ -116,7 +116,7 @@ class Cisse(Method):
         """Dense layers and convolutions."""
         return not why_not_plain(layer, *DENSE, *CONVS)
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin; weights stay as they are until the first step."""
         return _Retraction(self, sharing.mine(), seed)
 
@@ -136,7 +136,7 @@ class Cisse(Method):
             ValueError: Its weights are not finite.
         """
         require("Cisse", module, why_not_plain(module, *DENSE, *CONVS))
-        kernels = Slot("", sole_module(module), None, ()).kernels()
+        kernels = ConstrainedLayer("", sole_module(module), None, ()).kernels()
         bound = math.sqrt(kernels.shape[-1]) * matrix_norm(kernels.flatten(2))
         return finite_estimate("Cisse", module, bound)
 
@@ -147,12 +147,14 @@ def retracted(rows: Tensor, beta: float, scale: float = 1.0) -> Tensor:
 
 
 @final
-class _Retraction(Keeper):
+class _Retraction(MethodState):
     """The kernels of one model's layers, and for each a vector that follows its norm."""
 
     def __init__(self, method: Cisse, layers: Mapping[str, FoundLayer], seed: int) -> None:
         self._method, self._seed = method, seed
-        self._slots = {name: Slot(name, a.modules[0], None, ()) for name, a in layers.items()}
+        self._slots = {
+            name: ConstrainedLayer(name, a.modules[0], None, ()) for name, a in layers.items()
+        }
         self._norms, self._vectors = dict[str, float](), dict[str, Tensor]()
 
     @torch.no_grad()

@@ -13,7 +13,7 @@ from torch import Tensor
 from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
 from spectralclip._operators import Layer, plain_numerics
-from spectralclip._training import Keeper, Method, Promise, Sharing, warn
+from spectralclip._training import Method, MethodState, Promise, Sharing, warn
 from spectralclip.methods._domain import finite_estimate, require, sole_module
 from spectralclip.methods._settings import check_positive
 from spectralclip.methods.baselines._circulant import why_not_circulant
@@ -89,8 +89,8 @@ class Delattre(Method):
     iterations: int | None = None
     weight: float = 0.1
     promises: ClassVar[tuple[Promise, ...]] = (
-        Promise(slack=1e-5, covers=is_part_of_circulant),
-        Promise(slack=1e-5, covers=pads_with_zeros, settings={"padding_form": "zeros"}),
+        Promise(margin=1e-5, covers=is_part_of_circulant),
+        Promise(margin=1e-5, covers=pads_with_zeros, settings={"padding_form": "zeros"}),
     )
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class Delattre(Method):
         """Dense layers and convolutions with one group and no dilation."""
         return not _why_not(layer, *layer.in_shapes, form=self.padding_form)
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin; a penalty counts from the first call on."""
         return _Bounded(self, sharing, bounds)
 
@@ -144,7 +144,7 @@ class Delattre(Method):
 
 
 @final
-class _Bounded(Keeper):
+class _Bounded(MethodState):
     """The layers of one model, and their latest bounds."""
 
     def __init__(self, method: Delattre, sharing: Sharing, bounds: Mapping[str, float]) -> None:

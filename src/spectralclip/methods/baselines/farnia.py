@@ -11,7 +11,7 @@ import torch
 from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
 from spectralclip._operators import Layer
-from spectralclip._training import Keeper, Method, Promise, Sharing
+from spectralclip._training import Method, MethodState, Promise, Sharing
 from spectralclip.methods._domain import WEIGHTED, finite_estimate, require, why_not_plain
 from spectralclip.methods._settings import check_count
 from spectralclip.methods.baselines._power import power_norm
@@ -64,7 +64,7 @@ class Farnia(Method):
 
     power_iterations: int = 1
 
-    promises: ClassVar[tuple[Promise, ...]] = (Promise(steps=300, slack=5e-3),)
+    promises: ClassVar[tuple[Promise, ...]] = (Promise(steps=300, margin=5e-3),)
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
@@ -74,7 +74,7 @@ class Farnia(Method):
         """Dense layers and convolutions."""
         return not why_not_plain(layer, *WEIGHTED)
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin; weights stay as they are until the first step."""
         return Scaler("Farnia", sharing.mine(), self.power_iterations, warm=True, seed=seed)
 

@@ -13,7 +13,7 @@ from spectralclip._clipping import clamp_batch_norm_
 from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
 from spectralclip._operators import Layer
-from spectralclip._training import Keeper, Method, Promise, Sharing
+from spectralclip._training import Method, MethodState, Promise, Sharing
 from spectralclip.methods._domain import (
     WEIGHTED,
     finite_estimate,
@@ -92,7 +92,7 @@ class Gouk(Method):
             return self.batch_norm
         return not why_not_plain(layer, *WEIGHTED)
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin; weights stay as they are until the first step."""
         layers, iterations = sharing.mine(), self.power_iterations
         return Scaler("Gouk", layers, iterations, warm=self.warm, seed=seed)

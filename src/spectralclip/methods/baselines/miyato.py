@@ -12,7 +12,7 @@ import torch
 from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
 from spectralclip._operators import Layer
-from spectralclip._training import Keeper, Method, Promise, Sharing, warn
+from spectralclip._training import Method, MethodState, Promise, Sharing, warn
 from spectralclip.methods._domain import (
     WEIGHTED,
     finite_estimate,
@@ -100,7 +100,7 @@ class Miyato(Method):
         """Dense layers and convolutions with a weight of their own."""
         return not why_not_plain(layer, *WEIGHTED)
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Parametrize the layers that training moves."""
         return _Normalizer(self, sharing, bounds, seed)
 
@@ -125,7 +125,7 @@ class Miyato(Method):
 
 
 @final
-class _Normalizer(Keeper):
+class _Normalizer(MethodState):
     """The parametrized layers of one model."""
 
     def __init__(

@@ -12,7 +12,7 @@ from torch import Tensor
 from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
 from spectralclip._operators import Layer
-from spectralclip._training import Keeper, Method, Promise, Sharing
+from spectralclip._training import Method, MethodState, Promise, Sharing
 from spectralclip.methods._domain import finite_estimate, require, sole_module
 from spectralclip.methods._settings import check_count
 from spectralclip.methods.baselines._circulant import (
@@ -77,7 +77,7 @@ class Sedghi(Method):
     every: int = 100
     projections: int = 1
     promises: ClassVar[tuple[Promise, ...]] = (
-        Promise(slack=1e-5, covers=loses_no_tap, settings={"every": 1}),
+        Promise(margin=1e-5, covers=loses_no_tap, settings={"every": 1}),
     )
 
     def __post_init__(self) -> None:
@@ -88,7 +88,7 @@ class Sedghi(Method):
         """Dense layers and convolutions with stride 1, one group and no dilation."""
         return not why_not_circulant(layer, *layer.in_shapes, strides=False)
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin; nothing happens before the first round."""
         return Rounds("Sedghi", sharing.mine(), self.every, self._clipped)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
 from spectralclip._operators import Layer, as_operator
-from spectralclip._training import Keeper, Method, Sharing, saved_vectors, warn
+from spectralclip._training import Method, MethodState, Sharing, saved_vectors, warn
 from spectralclip.methods._domain import finite_estimate
 from spectralclip.methods._settings import check_count, check_positive
 from spectralclip.methods.baselines._deflation import ITERATIONS, TOL, virmaux_svds
@@ -88,7 +88,7 @@ class Virmaux(Method):
         """It only watches."""
         return False
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin to watch."""
         return _Watch(self, sharing.mine(), seed)
 
@@ -120,7 +120,7 @@ class Virmaux(Method):
 
 
 @final
-class _Watch(Keeper):
+class _Watch(MethodState):
     """The layers of one model, each with the vectors of the latest look at each input shape."""
 
     def __init__(self, method: Virmaux, layers: Mapping[str, FoundLayer], seed: int) -> None:
