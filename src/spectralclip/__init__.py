@@ -36,6 +36,7 @@ from spectralclip._training import (
     MethodState,
     NormEstimate,
     NormWarning,
+    Sharing,
     attach,
 )
 
@@ -61,6 +62,7 @@ __all__ = [
     "NormWarning",
     "NotAffineError",
     "PowerQR",
+    "Sharing",
     "Solver",
     "Spectrum",
     "Step",

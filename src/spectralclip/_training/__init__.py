@@ -10,7 +10,8 @@ from spectralclip._training.engine.constrained_layer import (
     BatchNorm,
     ConstrainedLayer,
 )
-from spectralclip._training.method import Method, MethodState, NormWarning, warn
+from spectralclip._training.live import live_operator
+from spectralclip._training.method import Method, MethodState, NormWarning, seeded, warn
 from spectralclip._training.promise import Promise, promises_of
 from spectralclip._training.spectral_clip import SpectralClip
 from spectralclip._training.state import saved_vectors
@@ -31,8 +32,10 @@ __all__ = [
     "Sharing",
     "SpectralClip",
     "attach",
+    "live_operator",
     "promises_of",
     "saved_vectors",
+    "seeded",
     "warn",
     "weights_of",
 ]

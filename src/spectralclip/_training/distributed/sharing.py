@@ -12,7 +12,7 @@ from spectralclip._models import FoundLayer
 from spectralclip._training.momentum import Momentum
 from spectralclip._training.optimizers import Optimizers
 
-Strip: TypeAlias = Callable[[Momentum], None]
+Projection: TypeAlias = Callable[[Momentum], None]
 
 
 class Sharing(ABC):
@@ -50,7 +50,7 @@ class Sharing(ABC):
         return [name for name, weights in self.weights().items() if _one_moves(weights, held)]
 
     @abstractmethod
-    def strip(self, parameter: Tensor, strip: Strip) -> None:
+    def project_momentum(self, parameter: Tensor, project: Projection) -> None:
         """Change what the optimizer remembers of a parameter of one of `mine`, now or later."""
 
     @abstractmethod
@@ -87,11 +87,11 @@ class Alone(Sharing):
         """The parameters that the layers have now."""
         return {name: weights_of(layer) for name, layer in self._layers.items()}
 
-    def strip(self, parameter: Tensor, strip: Strip) -> None:
+    def project_momentum(self, parameter: Tensor, project: Projection) -> None:
         """Change what the optimizer remembers, now."""
         momentum = self.optimizers.momentum_of(parameter)
         if momentum is not None:
-            strip(momentum)
+            project(momentum)
 
     def carry_out(
         self, work: Callable[[], dict[str, Any]], label: str = "a step"

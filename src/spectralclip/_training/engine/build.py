@@ -27,8 +27,9 @@ from spectralclip._training.engine.cut_step import MomentumProjection
 from spectralclip._training.engine.fourier_modes import ModeGroup
 from spectralclip._training.engine.full_vectors import VectorProjector
 from spectralclip._training.engine.mode_tracker import Frequencies, Taps
-from spectralclip._training.engine.norm_check import NormCheck, seeded
+from spectralclip._training.engine.norm_check import NormCheck
 from spectralclip._training.engine.tuning import LAYER, MODES
+from spectralclip._training.method import seeded
 
 Places: TypeAlias = tuple[Taps, Frequencies, int]
 

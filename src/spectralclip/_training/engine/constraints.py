@@ -17,8 +17,9 @@ from spectralclip._training.engine.cut_step import MomentumProjection
 from spectralclip._training.engine.dense import DenseProjector
 from spectralclip._training.engine.fourier_modes import ModeGroup
 from spectralclip._training.engine.full_vectors import VectorProjector
-from spectralclip._training.engine.norm_check import Calibration, NormCheck, Target, seeded
+from spectralclip._training.engine.norm_check import Calibration, NormCheck, Target
 from spectralclip._training.engine.tuning import LAYER
+from spectralclip._training.method import seeded
 
 
 @final

@@ -25,13 +25,9 @@ from spectralclip._training.engine.cut_step import (
     project_,
     project_momentum_,
 )
-from spectralclip._training.engine.norm_check import (
-    GrowthMonitor,
-    NonFiniteLayer,
-    Target,
-    live_operator,
-)
+from spectralclip._training.engine.norm_check import GrowthMonitor, Target
 from spectralclip._training.engine.tuning import LAYER, VECTORS
+from spectralclip._training.live import NonFiniteLayer, live_operator
 from spectralclip._training.state import saved_vectors
 
 

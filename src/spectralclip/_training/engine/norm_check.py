@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -13,15 +12,11 @@ from torch import Tensor, nn
 
 from spectralclip._bounds import Recurrence, continued
 from spectralclip._common import Shape
-from spectralclip._operators import (
-    AffineFunction,
-    LinearOperator,
-    as_operator,
-    explicit_maps,
-    merge,
-)
+from spectralclip._operators import AffineFunction, LinearOperator
 from spectralclip._spectrum import RitzTracker, random_rows
 from spectralclip._training.engine.tuning import CHECK, GROWTH
+from spectralclip._training.live import NonFiniteLayer, live_operator
+from spectralclip._training.method import seeded
 from spectralclip._training.state import saved_vectors
 
 
@@ -340,27 +335,3 @@ def _leading_pair(op: LinearOperator, start: Tensor) -> tuple[float, Tensor, int
     square, coordinates, _ = recurrence.largest()
     vector = coordinates.to(basis)[None] @ basis[: step + 1]
     return math.sqrt(square), vector, step + 1
-
-
-class NonFiniteLayer(ValueError):
-    """A layer has weights or statistics of which nothing can be said."""
-
-
-def live_operator(modules: Sequence[nn.Module], function: AffineFunction) -> LinearOperator:
-    """A layer with the weights and statistics that it has now.
-
-    Raises:
-        NonFiniteLayer: They are not finite, or a variance is not positive.
-    """
-    try:
-        maps = explicit_maps(function)
-        if maps is None:
-            return as_operator(list(modules), function.in_shape)
-    except ValueError as error:
-        raise NonFiniteLayer(str(error)) from error
-    return LinearOperator(function, merge(maps), transposed=False)
-
-
-def seeded(origin: str) -> torch.Generator:
-    """A generator that depends on a text alone, whichever process asks."""
-    return torch.Generator("cpu").manual_seed(zlib.crc32(origin.encode()))
