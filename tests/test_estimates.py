@@ -19,8 +19,7 @@ from spectralclip._audit import estimates
 from spectralclip._audit.estimates import EstimatedLayer, compare_estimates, estimates_sheet
 from spectralclip._audit.table import plain_table
 from spectralclip._training import Promise, promises_of
-from spectralclip.methods import _estimators
-from spectralclip.methods._estimators import estimators
+from spectralclip.methods import _registry, estimators
 
 
 def exact(module: nn.Module, in_shape: Any, *, generator: Any = None) -> float:
@@ -166,8 +165,7 @@ def test_estimators_are_those_of_the_methods(monkeypatch: pytest.MonkeyPatch) ->
         estimate = None
 
     known: dict[str, Any] = {"with": With, "without": Without, "silent": object}
-    monkeypatch.setattr(_estimators, "available", lambda: sorted(known))
-    monkeypatch.setattr(_estimators, "get", known.__getitem__)
+    monkeypatch.setattr(_registry, "_methods", lambda: known)
     assert estimators() == {"with": With.estimate}
 
 

@@ -120,7 +120,7 @@ def same_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     sources: dict[Any, Iterator[Tensor]] = {}
 
     def fresh(followed: Any) -> Tensor:
-        shape = followed._layer.function.in_shape
+        shape = followed.function.in_shape
         return next(sources.setdefault(followed, random_vectors(shape)))
 
     monkeypatch.setattr(_followed.FollowedLayer, "_fresh_vector", fresh)

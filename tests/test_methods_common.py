@@ -29,8 +29,7 @@ from zoo_training import TRAINEES, Trainee
 
 from spectralclip import Method
 from spectralclip._training import Promise, promises_of
-from spectralclip.methods import available, get
-from spectralclip.methods._estimators import estimators
+from spectralclip.methods import available, estimators, get
 
 WITH_NORM = TRAINEES["convnet-bn"]
 # What takes long with so many methods is left to the full run of the tests.

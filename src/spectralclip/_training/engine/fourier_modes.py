@@ -169,8 +169,7 @@ class ModeGroup:
             self.refreshes += first
             self._count_work(chosen)
             tops = modes.S[:, :, 0].max(1).reshape(len(self.layers), -1)
-            limits = (modes.S[:, :, 0] + modes.gain).max(1).reshape(tops.shape)
-            seen, possible = tops.max(1).tolist(), limits.max(1).tolist()
+            seen = tops.max(1).tolist()
             if not all(map(math.isfinite, seen)):
                 return self._non_finite(weight, rows)
             self.tracker.keep(modes)
@@ -186,7 +185,7 @@ class ModeGroup:
                 elif seen[index] > bound:
                     margin = self._margin(index) if self.is_costly else 1.0
                     self._scale(index, tops[index], margin * bound, weight)
-                again |= max(seen[index], possible[index]) > almost * bound
+                again |= seen[index] > almost * bound
             if not again:
                 break
             rows = self._rows()

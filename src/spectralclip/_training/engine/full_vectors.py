@@ -110,7 +110,7 @@ class VectorProjector:
                 self.shrink(bound / top)
             elif top > bound:
                 self._clip(op, seen, bound, first=left == VECTORS.rounds - 1)
-            if top + max(seen.rise, 0.0) <= VECTORS.almost * bound:
+            if top <= VECTORS.almost * bound:
                 break
         return True
 

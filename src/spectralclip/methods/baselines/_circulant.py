@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -12,8 +14,8 @@ from torch import Tensor, nn
 
 from spectralclip._common import Shape, as_shape
 from spectralclip._operators import HALF_PRECISION
-from spectralclip._training import CONVS
-from spectralclip.methods._domain import DENSE, sole_module, why_not_plain
+from spectralclip._training import CONVS, MethodState, Sharing
+from spectralclip.methods._domain import DENSE, DomainMethod, sole_module, why_not_plain
 
 
 def why_not_circulant(layer: object, *in_shapes: Shape, strides: bool, wraps: bool = True) -> str:
@@ -81,9 +83,9 @@ class Torus:
     """Where a strided convolution is block-circulant.
 
     With stride s, an image is s x s smaller ones, its phases, and so is a kernel; each pair of
-    phases is convolved without a stride on the grid of the output. So the matrix falls apart by
-    the frequencies of that grid into blocks `(c_out, phases * c_in)`, and its singular values are
-    those of the blocks. Where the padding shifts the kernel, blocks are multiplied by
+    phases is convolved without a stride on the grid of the output. So the matrix is block diagonal
+    in the frequencies of that grid, with blocks `(c_out, phases * c_in)`, and its singular values
+    are those of the blocks. Where the padding shifts the kernel, blocks are multiplied by
     unitary matrices, which changes neither their values nor what clipping them does.
 
     Attributes:
@@ -149,3 +151,51 @@ class Torus:
             return kernel
         clipped = (U * S.clamp(max=bound)[..., None, :]) @ Vh
         return self.kernel(clipped, tuple(kernel.shape[2:]))
+
+
+class CirculantMethod(DomainMethod):
+    """Clips all layers of a model every so many steps, and does nothing in between."""
+
+    every: int
+
+    @abstractmethod
+    def clipped(self, kernel: Tensor, torus: Torus, bound: float) -> Tensor:
+        """A kernel on its torus, within a bound: the same object if it stays as it is."""
+
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
+        """Begin; nothing happens before the first round."""
+        return _Rounds(self, sharing, seed)
+
+    @classmethod
+    def norm_of(
+        cls, module: Any, in_shape: Shape, generator: torch.Generator | None, **settings: Any
+    ) -> float:
+        """The largest singular value, as if the padding were circular."""
+        sole = sole_module(module)
+        return Torus.of(sole, in_shape).norm(kernel_of(sole))
+
+
+@final
+class _Rounds(MethodState):
+    method: CirculantMethod
+
+    @torch.no_grad()
+    def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
+        for name, bound in bounds.items() if step % self.method.every == 0 else ():
+            module: Any = self.layers[name].modules[0]
+            kernel = before = kernel_of(module)
+            if not is_finite(kernel):
+                self.record(name, math.nan)
+                continue
+            tori = [Torus.of(module, shape) for shape in self.layers[name].in_shapes]
+            for torus in tori:
+                kernel = self.method.clipped(kernel, torus, bound)
+            if kernel is not before:
+                module.weight.copy_(kernel)
+            self.record(name, max(torus.norm(kernel) for torus in tori))
+
+    def layer_states(self) -> dict[str, Any]:
+        return {name: {"norm": norm} for name, norm in self.norms().items()}
+
+    def load_layer_states(self, states: Mapping[str, Any]) -> None:
+        self._norms = {n: float(states[n]["norm"]) for n in self.layers if n in states}

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, linalg
 
-from spectralclip.methods._settings import check_count
+from spectralclip.methods._domain import check_count
 from spectralclip.methods.baselines._orthogonal import OrthogonalMethod, nearer_unitary
 
 
