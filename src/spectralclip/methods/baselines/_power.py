@@ -135,6 +135,9 @@ class PowerScaler(PowerState):
     ) -> None:
         super().__init__(method, sharing, seed)
         self._iterations, self._warm = iterations, warm
+        for name, layer in self.layers.items():
+            if not is_batch_norm(layer):
+                self.operators(name)  # which refuses weights that are not finite
 
     @torch.no_grad()
     def after_step(self, step: int, bounds: Mapping[str, float]) -> None:

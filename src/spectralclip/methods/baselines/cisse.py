@@ -177,11 +177,10 @@ class _Retraction(MethodState):
         return {name: vector.clone() for name, vector in self._vectors.items()}
 
     def load_layer_states(self, states: Mapping[str, Any]) -> None:
-        for name in (name for name in self.layers if name in states):
-            rows = self._kernels[name].kernels().flatten(2)
-            self._vectors[name] = saved_vectors(states[name], (rows.shape[-1], 1)).to(
-                rows, copy=True
-            )
+        rows = {n: x.kernels().flatten(2) for n, x in self._kernels.items() if n in states}
+        self._vectors |= {
+            n: saved_vectors(states[n], (x.shape[-1], 1)).to(x, copy=True) for n, x in rows.items()
+        }
 
 
 @final
