@@ -18,12 +18,12 @@ from spectralclip import NormWarning, attach, find_layers, methods
 from spectralclip._training.engine.build import layer_constraints
 from spectralclip._training.engine.constraints import (
     ClampConstraint,
-    ExactConstraint,
     FourierConstraint,
     LayerConstraint,
     Turn,
     VectorConstraint,
 )
+from spectralclip._training.engine.dense import ExactConstraint
 from spectralclip.demo import load_digits
 from spectralclip.methods import SpectralClip
 

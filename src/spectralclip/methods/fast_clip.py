@@ -43,10 +43,6 @@ class FastClip(Method):
     the leading vector is smooth. A round that makes the norm larger is undone, and reported by a
     `NormWarning`. `published()` takes the shorter steps of the published code.
 
-    The printed algorithm only lowers norms, and so does this by default. The published code also
-    *raises* the leading singular value of a layer to the bound where it is more than 0.05 below:
-    `raises=True` does that, in rounds of the same kind.
-
     With `concat=True`, FastClip-concat: each layer that a batch norm directly follows is clipped
     as above *and* the composition of both is, to the same bound, by rounds of its own
     (`concat_lr`, `concat_every`). These move the weights of both; batch norms are not clipped on
@@ -61,8 +57,8 @@ class FastClip(Method):
         averaged: Take the loss of a round as the published code does, averaged over the width of
             the image and without the factor 1/2: a gradient step is 2 / width times as long as
             printed (2 times for layers that are not on images).
-        raises: Raise norms that are more than 0.05 below the bound up to it, as the published code
-            does and the printed algorithm does not.
+        raises: Raise norms that are more than 0.05 below the bound up to it, by the same rounds, as
+            the published code does and the printed algorithm does not.
         concat: Clip compositions with batch norm too.
         concat_lr: `lr` for these; the paper speaks of "a much smaller value".
         concat_every: `every` for these.
@@ -106,10 +102,6 @@ class FastClip(Method):
         cls, batch_norm: bool = True, *, concat: bool = False, raises: bool = False
     ) -> FastClip:
         """With the constants of the paper's experiments, and the loss of its code.
-
-        The published code does one thing more, which the paper does not print: it raises norms
-        that are below the bound by more than 0.05 up to the bound. `raises=True` does so too;
-        without it norms are only lowered, as in the printed algorithm.
 
         Args:
             batch_norm: Whether the network has batch norms: then 5 inner steps every 50 steps of

@@ -58,11 +58,9 @@ class Sharded(Sharing):
         self._gather(range(len(self._layouts)))
 
     def mine(self) -> Mapping[str, FoundLayer]:
-        """Stand-ins for the layers of this process, whose weights are as they were gathered."""
         return self._mine
 
     def weights(self) -> Mapping[str, Sequence[Tensor]]:
-        """The sharded parameters of all layers."""
         return self._weights
 
     def project_momentum(self, parameter: Tensor, project: Projection) -> None:
@@ -92,7 +90,6 @@ class Sharded(Sharing):
         return together.results
 
     def merged(self, by_layer: dict[str, Any]) -> dict[str, Any]:
-        """What all processes know of their layers."""
         self._assignment.reach_consensus(Report("state_dict()"))
         return self._assignment.merged(portable(by_layer))
 

@@ -80,11 +80,9 @@ class Alone(Sharing):
         self._layers, self.optimizers = dict(layers), optimizers
 
     def mine(self) -> Mapping[str, FoundLayer]:
-        """All layers."""
         return self._layers
 
     def weights(self) -> Mapping[str, Sequence[Tensor]]:
-        """The parameters that the layers have now."""
         return {name: weights_of(layer) for name, layer in self._layers.items()}
 
     def project_momentum(self, parameter: Tensor, project: Projection) -> None:
@@ -100,7 +98,6 @@ class Alone(Sharing):
         return work()
 
     def merged(self, by_layer: dict[str, Any]) -> dict[str, Any]:
-        """What this process knows is all there is."""
         return by_layer
 
 

@@ -103,11 +103,9 @@ class Replicated(Sharing):
         self._assignment.reach_consensus(Report("attach()", facts=self._prints()))
 
     def mine(self) -> Mapping[str, FoundLayer]:
-        """The layers that this process owns, as they are in the model."""
         return self._assignment.mine
 
     def weights(self) -> Mapping[str, Sequence[Tensor]]:
-        """The parameters of all layers, of which every process has a copy."""
         return {name: weights_of(layer) for name, layer in self._assignment.layers.items()}
 
     def project_momentum(self, parameter: Tensor, project: Projection) -> None:
@@ -147,7 +145,6 @@ class Replicated(Sharing):
         return together.results
 
     def merged(self, by_layer: dict[str, Any]) -> dict[str, Any]:
-        """What all processes know of their layers."""
         self._assignment.reach_consensus(Report("state_dict()"))
         return self._assignment.merged(portable(by_layer))
 

@@ -1,4 +1,4 @@
-"""Which way suits a found best, and layers of equal shape put together."""
+"""Which way suits a layer best, and layers of equal shape put together."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from spectralclip._operators import (
 from spectralclip._training.engine.constrained_layer import TRANSPOSED, BatchNorm, ConstrainedLayer
 from spectralclip._training.engine.constraints import (
     ClampConstraint,
-    ExactConstraint,
     FourierConstraint,
     LayerConstraint,
     VectorConstraint,
 )
 from spectralclip._training.engine.cut_step import MomentumProjection
+from spectralclip._training.engine.dense import ExactConstraint
 from spectralclip._training.engine.fourier_modes import ModeGroup
 from spectralclip._training.engine.full_vectors import VectorProjector
 from spectralclip._training.engine.mode_tracker import Frequencies, Taps
@@ -130,7 +130,7 @@ def _shape_key(layer: ConstrainedLayer) -> Any:
 
 
 def _places(layer: ConstrainedLayer) -> Places:
-    """Where to look for a found: the grid of its own torus where that is small."""
+    """Where the modes of a layer are: the grid of its own torus where that is small."""
     conv = _conv(layer)
     if conv is None:
         return Taps.of((1,), (1,), (1,)), Frequencies.on_grid((1,)), LAYER.wide
@@ -150,7 +150,7 @@ def _places(layer: ConstrainedLayer) -> Places:
 
 
 def _conv(layer: ConstrainedLayer) -> ConvMap | None:
-    """The convolution that a found is or is the transpose of, at its first input shape."""
+    """The convolution that a layer is or is the transpose of, at its first input shape."""
     maps = explicit_maps(AffineFunction([layer.module], layer.in_shapes[0]))
     map_ = maps[0] if maps else None
     return None if map_ is None else map_.convolution

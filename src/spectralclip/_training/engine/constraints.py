@@ -12,14 +12,10 @@ from torch import nn
 
 from spectralclip._clipping import clamp_batch_norm_
 from spectralclip._operators import ConvMap
-from spectralclip._training.engine.constrained_layer import ConstrainedLayer
-from spectralclip._training.engine.cut_step import MomentumProjection
-from spectralclip._training.engine.dense import DenseProjector
 from spectralclip._training.engine.fourier_modes import ModeGroup
 from spectralclip._training.engine.full_vectors import VectorProjector
 from spectralclip._training.engine.norm_check import Calibration, NormCheck, Target
 from spectralclip._training.engine.tuning import LAYER
-from spectralclip._training.method import seeded
 
 
 @final
@@ -77,47 +73,8 @@ class LayerConstraint(ABC):
         """Go on from there."""
 
     @property
-    @abstractmethod
     def applications(self) -> float:
-        """Vectors sent through the layers, or as much work as that."""
-
-
-@final
-class ExactConstraint(LayerConstraint):
-    """A layer whose singular values are all known at each step."""
-
-    def __init__(
-        self, layer: ConstrainedLayer, project_momentum: MomentumProjection, origin: str
-    ) -> None:
-        self.names, self._exact = (layer.name,), 0
-        self._projector = DenseProjector(layer, project_momentum, seeded(origin))
-
-    def step(self, turn: Turn) -> Sequence[str]:
-        is_finite = self._projector.step(turn.bounds[self.names[0]])
-        self._exact = turn.number if self._projector.is_exact else 0
-        return () if is_finite else self.names
-
-    def checked(self) -> dict[str, int]:
-        return {self.names[0]: self._exact} if self._exact else {}
-
-    def norms(self) -> dict[str, float]:
-        norm = self._projector.norm
-        return {} if math.isnan(norm) else {self.names[0]: norm}
-
-    def states(self) -> dict[str, Any]:
-        projector = self._projector
-        own = {"vectors": projector.vectors.clone(), "norm": projector.norm}
-        return {self.names[0]: {**own, "movement": projector.movement.state()}}
-
-    def load_states(self, states: Mapping[str, Any]) -> None:
-        for state in states.values():
-            self._projector.vectors = state["vectors"].to(self._projector.vectors, copy=True)
-            self._projector.norm = float(state["norm"])
-            self._projector.movement.load_state(state["movement"])
-
-    @property
-    def applications(self) -> float:
-        """None: everything is done on the weight itself."""
+        """Vectors sent through the layers, or as much work as that; none by default."""
         return 0.0
 
 
@@ -312,8 +269,3 @@ class ClampConstraint(LayerConstraint):
     def load_states(self, states: Mapping[str, Any]) -> None:
         for state in states.values():
             self._norm = float(state["norm"])
-
-    @property
-    def applications(self) -> float:
-        """None."""
-        return 0.0

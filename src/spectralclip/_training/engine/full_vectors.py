@@ -54,7 +54,6 @@ class VectorProjector:
         self.monitor = GrowthMonitor()
 
     def state(self) -> dict[str, Any]:
-        """What is remembered."""
         return {
             "vectors": self.tracker.vectors,
             "changes": self.tracker.changes,
@@ -63,7 +62,6 @@ class VectorProjector:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
         here = {"device": self._function.device, "dtype": self._function.dtype}
         if state["vectors"] is not None:
             saved_vectors(state["vectors"], (math.prod(self._function.in_shape),))

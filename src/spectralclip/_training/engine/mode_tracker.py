@@ -130,16 +130,9 @@ class Modes:
     chosen: Array | None
 
     def cuts(self, kernel: Array, where: Array) -> tuple[Tensor, Tensor]:
-        """Gradients of chosen values in the weights of their kernels, as factors of rank two.
+        """Gradients `left[i].T @ right[i]` of values in their kernels: factors of rank two.
 
-        The gradient of the i-th value is `left[i].T @ right[i]`.
-
-        Args:
-            kernel: `(m,)`, which of the B kernels.
-            where: `(m,)` indices into the kernel's `F * k` values.
-
-        Returns:
-            `(m, 2, c_out)` and `(m, 2, c_in * T)`.
+        The i-th value is number `where[i]` of the `F * k` values of kernel `kernel[i]`.
         """
         F, k = self.S.shape[1:]
         place = torch.from_numpy(kernel * F + where // k).to(self.U.device)
@@ -159,8 +152,8 @@ class ModeTracker:
         vectors: `(B, F, k, 2, c_out)`: the left singular vectors, as known so far, real and
             imaginary parts.
         drift: `(B, F, 2, c_out)`: the leading left vectors of the weights' last changes.
-        frequencies: `(B, F, d)`, where it looks now.
-        values: `(B, F)`, the largest singular value at each frequency when it was last looked at.
+        frequencies: `(B, F, d)`, where they are now.
+        values: `(B, F)`, the largest singular value at each frequency when last refreshed.
         ages: `(B, F)`, how many steps ago that was.
     """
 
@@ -200,13 +193,12 @@ class ModeTracker:
     def promising(self, potential: Array, count: int) -> Array | None:
         """Some frequencies to refresh at: `(B, at least count)`, or None for all.
 
-        Those that may have come up to the bound since they were last looked at, but no fewer than
-        half of the count, and as many that have not been looked at for longest, since little is
-        known of them.
+        Those that may have come up to the bound since, but no fewer than half of the count, and as
+        many that have not been refreshed for longest, since little is known of them.
 
         Args:
-            potential: `(B, F)`, how far the largest value at each frequency may be by now, as a
-                share of what must not be overlooked.
+            potential: `(B, F)`, the largest value that each may have by now, as a share of what
+                must not be overlooked.
             count: How many frequencies to refresh at, at least.
         """
         most = self.values.shape[1]

@@ -1,4 +1,4 @@
-"""A layer's norm itself, looked at now and then, to see how good its estimates are."""
+"""A layer's norm itself, measured now and then, to see how good its estimates are."""
 
 from __future__ import annotations
 
@@ -100,14 +100,10 @@ class GrowthMonitor:
         self.norm = kept
 
     def state(self) -> dict[str, float]:
-        """What is remembered."""
-        own = {"norm": self.norm, "growth": self.growth}
-        return {**own, "leap": self.leap, "target": self.target}
+        return dict(vars(self))
 
     def load_state(self, state: Mapping[str, float]) -> None:
-        """Go on from there."""
-        self.norm, self.growth = float(state["norm"]), float(state["growth"])
-        self.leap, self.target = float(state["leap"]), float(state["target"])
+        vars(self).update({key: float(state[key]) for key in vars(self)})
 
 
 @final
@@ -137,24 +133,20 @@ class Movement:
         self.samples = [_sample(tensor).clone() for tensor in tensors]
 
     def state(self) -> list[Tensor]:
-        """What is remembered."""
         return [sample.clone() for sample in self.samples]
 
     def load_state(self, state: Sequence[Tensor]) -> None:
-        """Go on from there."""
         pairs = zip(self.samples, state, strict=True)
         self.samples = [saved.to(own, copy=True) for own, saved in pairs]
 
 
 @final
 class CheckSchedule:
-    """When to look at a layer itself: at each step while its estimates cannot be relied on.
+    """When to check a layer itself: at each step while its estimates cannot be relied on.
 
-    What estimates miss comes from the movement of the weights, so it is that, added up over steps,
-    which calls for the next check. How much is let pass grows with each check that finds the
-    estimate right, and begins anew with one that does not. Training that moves the weights by a
-    tenth at each step, as RMSprop does at its default rate, is thus checked at each step, and so
-    is a new checkpoint; training that has calmed down hardly ever.
+    What estimates miss comes from the movement of the weights, which calls for the next check. How
+    much is let pass grows with each check that finds the estimate right, and begins anew with one
+    that does not: a training that has calmed down is hardly ever checked.
 
     Attributes:
         trust: How far the weights may move before the next check, as a share of their size.
@@ -176,14 +168,11 @@ class CheckSchedule:
         self.trust = 0.0 if surprised else min(self.trust + CHECK.trust, CHECK.most_trust)
         self.moved, self.waited = 0.0, 0
 
-    def state(self) -> dict[str, Any]:
-        """What is remembered."""
-        return {"trust": self.trust, "moved": self.moved, "waited": self.waited}
+    def state(self) -> dict[str, float]:
+        return dict(vars(self))
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        self.trust, self.moved = float(state["trust"]), float(state["moved"])
-        self.waited = int(state["waited"])
+    def load_state(self, state: Mapping[str, float]) -> None:
+        vars(self).update({key: type(own)(state[key]) for key, own in vars(self).items()})
 
 
 def _sample(tensor: Tensor) -> Tensor:
@@ -193,7 +182,7 @@ def _sample(tensor: Tensor) -> Tensor:
 
 @final
 class NormCheck:
-    """The layer itself, at its true input shapes, looked at now and then.
+    """The layer itself, at its true input shapes, checked now and then.
 
     Attributes:
         calibration: The norm that was found, over the estimate that was at hand then.
@@ -259,7 +248,6 @@ class NormCheck:
         ]
 
     def state(self) -> dict[str, Any]:
-        """What is remembered."""
         return {
             "schedule": self._schedule.state(),
             "movement": self._movement.state(),
@@ -271,7 +259,6 @@ class NormCheck:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
         for index, (tracker, function) in enumerate(
             zip(self._trackers, self._functions, strict=True)
         ):

@@ -77,6 +77,34 @@ def is_finite(kernel: Tensor) -> bool:
     return bool(kernel.abs().sum().isfinite())
 
 
+def to_symbols(kernel: Tensor, sides: Shape, stride: Shape) -> Tensor:
+    """The symbols `(*frequencies, c_out, c_in * phases)` of a kernel that is laid onto a torus."""
+    gaps = [n - k for n, k in zip(sides, kernel.shape[2:], strict=True)]
+    padded = F.pad(kernel, [width for gap in reversed(gaps) for width in (0, gap)])
+    space = tuple(range(2, kernel.ndim))
+    symbols = torch.fft.rfftn(phases(padded, stride), dim=space)
+    by_frequency: Tensor = symbols.permute(*space, 0, 1)
+    return by_frequency
+
+
+def from_symbols(symbols: Tensor, sides: Shape, stride: Shape) -> Tensor:
+    """The kernel `(c_out, c_in, *sides)` that has these symbols."""
+    axes, grid = len(sides), tuple(n // s for n, s in zip(sides, stride, strict=True))
+    whole: Tensor = torch.fft.irfftn(symbols, s=grid, dim=tuple(range(axes)))
+    split = whole.permute(axes, axes + 1, *range(axes)).unflatten(1, (-1, *stride))
+    order = [place for axis in range(axes) for place in (2 + axes + axis, 2 + axis)]
+    return split.permute(0, 1, *order).reshape(*split.shape[:2], *sides)
+
+
+def phases(x: Tensor, stride: Shape) -> Tensor:
+    """`(b, c, *sides)` as `(b, c * phases, *sides / stride)`: positions a stride apart together."""
+    axes = len(stride)
+    sizes = zip(x.shape[2:], stride, strict=True)
+    split = x.reshape(*x.shape[:2], *[size for n, s in sizes for size in (n // s, s)])
+    order = [*range(3, 3 + 2 * axes, 2), *range(2, 2 + 2 * axes, 2)]
+    return split.permute(0, 1, *order).flatten(1, 1 + axes)
+
+
 @final
 @dataclass(frozen=True)
 class Torus:
@@ -84,7 +112,7 @@ class Torus:
 
     With stride s, an image is s x s smaller ones, its phases, and so is a kernel; each pair of
     phases is convolved without a stride on the grid of the output. So the matrix is block diagonal
-    in the frequencies of that grid, with blocks `(c_out, phases * c_in)`, and its singular values
+    in the frequencies of that grid, with blocks `(c_out, c_in * phases)`, and its singular values
     are those of the blocks. Where the padding shifts the kernel, blocks are multiplied by
     unitary matrices, which changes neither their values nor what clipping them does.
 
@@ -104,34 +132,15 @@ class Torus:
         pairs = zip(_sides(module, in_shape), module.stride, strict=True)
         return Torus(tuple(math.ceil(n / s) * s for n, s in pairs), tuple(module.stride))
 
-    @property
-    def _grid(self) -> Shape:
-        return tuple(n // s for n, s in zip(self.sides, self.stride, strict=True))
-
     def symbols(self, kernel: Tensor) -> Tensor:
-        """The blocks `(*frequencies, c_out, phases * c_in)`; of conjugate ones, half are left."""
-        if not self.sides:
-            return kernel
-        axes = len(self.sides)
-        gaps = [n - k for n, k in zip(self.sides, kernel.shape[2:], strict=True)]
-        padded = F.pad(kernel, [width for gap in reversed(gaps) for width in (0, gap)])
-        split = [size for pair in zip(self._grid, self.stride, strict=True) for size in pair]
-        phases = padded.reshape(*kernel.shape[:2], *split)
-        grids, steps = range(2, 2 + 2 * axes, 2), range(3, 3 + 2 * axes, 2)
-        phases = phases.permute(*grids, 0, *steps, 1).flatten(axes + 1)
-        symbols: Tensor = torch.fft.rfftn(phases, dim=tuple(range(axes)))
-        return symbols
+        """The blocks `(*frequencies, c_out, c_in * phases)`; of conjugate ones, half are left."""
+        return to_symbols(kernel, self.sides, self.stride) if self.sides else kernel
 
     def kernel(self, symbols: Tensor, taps: Shape) -> Tensor:
         """The kernel with these symbols, cut down to its first taps."""
         if not self.sides:
             return symbols
-        axes = len(self.sides)
-        phases: Tensor = torch.fft.irfftn(symbols, s=self._grid, dim=tuple(range(axes)))
-        phases = phases.unflatten(-1, (*self.stride, -1))
-        pairs = [place for axis in range(axes) for place in (axis, axes + 1 + axis)]
-        whole = phases.permute(axes, 2 * axes + 1, *pairs)
-        whole = whole.reshape(*whole.shape[:2], *self.sides)
+        whole = from_symbols(symbols, self.sides, self.stride)
         return whole[(slice(None), slice(None), *map(slice, taps))]
 
     def norm(self, kernel: Tensor) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from spectralclip._common import Shape
 from spectralclip._training import CONVS
 from spectralclip.methods._domain import DENSE, check_count
-from spectralclip.methods.baselines._circulant import kernel_of
+from spectralclip.methods.baselines._circulant import kernel_of, to_symbols
 
 PaddingForm: TypeAlias = Literal["circular", "zeros"]
 
@@ -126,8 +126,7 @@ def zero_padding_bound(kernel: Tensor, iterations: int) -> Tensor:
 
 def _symbols(kernel: Tensor, sides: Shape) -> Tensor:
     """The Fourier transform of the taps, `(f, c_out, c_in)`."""
-    spectrum: Tensor = torch.fft.rfftn(kernel, s=sides, dim=tuple(range(2, kernel.ndim)))
-    return spectrum.flatten(2).permute(2, 0, 1).contiguous()
+    return to_symbols(kernel, sides, (1,) * len(sides)).flatten(0, -3).contiguous()
 
 
 def _largest(grams: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
 from spectralclip._training import CONVS
 from spectralclip.methods._domain import sole_module, why_not_plain
+from spectralclip.methods.baselines._circulant import from_symbols, phases, to_symbols
 from spectralclip.methods.baselines._swap import (
     Form,
     OwnShape,
@@ -154,17 +155,18 @@ class PeriodicForm(Form):
     groups: int
 
     def linear(self, module: Any, weight: Tensor, x: Tensor) -> Tensor:
-        axes = len(self.sides)
+        axes, space = len(self.sides), tuple(range(2, 2 + len(self.sides)))
         self._require_size(tuple(x.shape[-axes:]))
         batch = x.reshape(-1, *x.shape[-axes - 1 :])
         blocks = self._blocks(weight)
         if any(step > 1 for step in self.spread):
             y = self._spread_out(self._window(self._kernel(blocks)), batch)
         else:
-            spectrum = torch.fft.rfftn(_phases(batch, self.stride), dim=self._space)
-            columns = spectrum.unflatten(1, (self.groups, -1)).permute(*self._last(3), 1, 2, 0)
+            spectrum = torch.fft.rfftn(phases(batch, self.stride), dim=space)
+            columns = spectrum.unflatten(1, (self.groups, -1)).permute(*range(3, 3 + axes), 1, 2, 0)
             rows = (blocks @ columns).permute(-1, -3, -2, *range(axes)).flatten(1, 2)
-            y = torch.fft.irfftn(rows, s=self._grid, dim=self._space)
+            grid = tuple(n // s for n, s in zip(self.sides, self.stride, strict=True))
+            y = torch.fft.irfftn(rows, s=grid, dim=space)
         return y.reshape(*x.shape[: -axes - 1], *y.shape[1:])
 
     def export_(self, module: Any, weight: Tensor) -> Tensor:
@@ -185,17 +187,6 @@ class PeriodicForm(Form):
                 f"with example inputs that lead to {got} here. AOL holds at every size."
             )
 
-    @property
-    def _space(self) -> tuple[int, ...]:
-        return tuple(range(2, 2 + len(self.sides)))
-
-    def _last(self, first: int) -> tuple[int, ...]:
-        return tuple(range(first, first + len(self.sides)))
-
-    @property
-    def _grid(self) -> Shape:
-        return tuple(n // s for n, s in zip(self.sides, self.stride, strict=True))
-
     def _blocks(self, weight: Tensor) -> Tensor:
         """The symbols, made orthogonal: `(*frequencies, groups, outputs, inputs)`."""
         kernel = weight
@@ -204,19 +195,15 @@ class PeriodicForm(Form):
             places = torch.arange(kernel.shape[axis], device=kernel.device) * step - low
             shape = (*kernel.shape[:axis], side, *kernel.shape[axis + 1 :])
             kernel = kernel.new_zeros(shape).index_add(axis, places.remainder(side), kernel)
-        symbols = torch.fft.rfftn(_phases(kernel, self.stride), dim=self._space).conj()
-        grouped: Tensor = symbols.unflatten(0, (self.groups, -1)).permute(*self._last(3), 0, 1, 2)
+        symbols = (
+            to_symbols(kernel, self.sides, self.stride).conj().unflatten(-2, (self.groups, -1))
+        )
         # In the order of the memory, and conjugated for good, as it is read many times.
-        return self.orthogonal(grouped.resolve_conj().contiguous())
+        return self.orthogonal(symbols.resolve_conj().contiguous())
 
     def _kernel(self, blocks: Tensor) -> Tensor:
         """The kernel `(c_out, c_in / groups, *sides)` of some symbols; its taps begin at zero."""
-        axes = len(self.sides)
-        symbols = blocks.conj().permute(axes, axes + 1, axes + 2, *range(axes)).flatten(0, 1)
-        phases = torch.fft.irfftn(symbols, s=self._grid, dim=self._space)
-        split: Tensor = phases.unflatten(1, (-1, *self.stride))
-        order = [place for axis in range(axes) for place in (2 + axes + axis, 2 + axis)]
-        return split.permute(0, 1, *order).reshape(*split.shape[:2], *self.sides)
+        return from_symbols(blocks.conj().flatten(-3, -2), self.sides, self.stride)
 
     def _low(self, axis: int) -> int:
         """Padding at either end of an axis with which a plain convolution does the same."""
@@ -320,12 +307,3 @@ def repetition(module: Any) -> str:
 
 def _reach(module: Any) -> list[int]:
     return [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-
-
-def _phases(x: Tensor, stride: Shape) -> Tensor:
-    """`(b, c, *sides)` as `(b, c * phases, *sides / stride)`: positions a stride apart together."""
-    axes = len(stride)
-    sizes = zip(x.shape[2:], stride, strict=True)
-    split = x.reshape(*x.shape[:2], *[size for n, s in sizes for size in (n // s, s)])
-    order = [*range(3, 3 + 2 * axes, 2), *range(2, 2 + 2 * axes, 2)]
-    return split.permute(0, 1, *order).flatten(1, 1 + axes)

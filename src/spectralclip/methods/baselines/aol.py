@@ -36,9 +36,8 @@ class AOL(SwapMethod):
 
     *Cost.* One correlation of the kernel with itself at each forward pass.
 
-    *Checkpoints.* While it is attached, the `state_dict` has the keys and shapes of the plain
-    model. It loads into one without a word, which then computes something else: attach the method
-    there too. After `finalize` or `remove` it is that of a plain model indeed.
+    *Checkpoints.* While it is attached, the `state_dict` has the keys and shapes of the plain model,
+    and means something else: attach the method there too.
 
     *Known failure.* Far from orthogonal the bound is loose: a random 3 x 3 convolution is
     multiplied by a factor several times smaller than need be, so that signals fade in deep

@@ -40,10 +40,9 @@ class Delattre(DomainMethod):
     frequency (2023). The 2024 form convolves the kernel with itself t times and takes the largest
     sum of magnitudes in a row: that bounds the norm for zero padding, on images of any size.
 
-    Where the numbers of channels differ, our 2024 form is not the number of the authors' code. It
-    squares `M M^T` or `M^T M`, whichever has fewer channels, and their code the other one; both are
-    bounds. After 4 iterations theirs was 1.2 % below to 4.1 % above ours on 160 random 3x3 kernels
-    from 8 and 1 to 16 and 4 channels, above it on 140 of them and by 1.3 % in the median.
+    Where the numbers of channels differ, our 2024 form squares `M M^T` or `M^T M`, whichever has
+    fewer channels, and the authors' code the other one; both are bounds. Theirs was 1.2 % below to
+    4.1 % above ours on 160 random 3x3 kernels, by 1.3 % in the median.
 
     With `use="rescale"` a layer is divided after each step by what its bound is above the target.
     With `use="penalty"` weights are not touched; `attachment.penalty()`, to be added to the loss,

@@ -37,9 +37,7 @@ class ECO(OrthogonalMethod):
     forward pass; `finalize` and `remove` leave that convolution as a plain layer. Where the kernel
     has grown, the optimizer's averages of it begin anew.
 
-    *Checkpoints.* As of `SOC`: those from before the end load into a plain model without a word,
-    which then computes something else; those from after it need convolutions that are built like
-    the ones that are left, dilation and all, even where the kernel has its old shape.
+    *Checkpoints.* As of `SOC`.
 
     *Known failure.* The receptive field is spread over the whole image, so that nothing local is
     left of the original convolution.

@@ -37,10 +37,8 @@ class Senderovich(CirculantMethod):
     `r x k^2 x r` and `r x c_out`. If the outer two have orthonormal columns and rows, the layer's
     singular values are those of the small convolution in the middle, and zeros; that one is
     clipped, at a price that depends on r rather than on the channels. The authors train the three
-    cores, in layers of their own; here the model's layers stay as they are, and each round first
-    replaces the kernel by the nearest such train, up to a factor of sqrt(2), by two SVDs. In
-    between, training moves the kernel off it. Compressing alone never raises the norm. Dense
-    layers are not compressed.
+    cores; here each round first replaces the kernel by the nearest such train, up to a factor of
+    sqrt(2), which never raises the norm. Dense layers are not compressed.
 
     *Domain*: convolutions on any number of axes with one group and no dilation, and an image
     not smaller than the kernel; dense layers, as one tap on one pixel. The theory is for circular
