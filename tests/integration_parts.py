@@ -21,7 +21,7 @@ def dense_norm(weight: Tensor) -> float:
 class Scale(Method):
     """Scales dense layers by their exact norm, ever less strictly.
 
-    How strictly depends on a count that is the keeper's own, so that a run that is resumed
+    How strictly depends on a count that is the state's own, so that a run that is resumed
     without it takes another way.
     """
 

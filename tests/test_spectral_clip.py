@@ -104,7 +104,7 @@ def examples(name: str, count: int = 8) -> Tensor:
 def ways(model: nn.Module, x: Tensor, method: SpectralClip) -> list[LayerConstraint]:
     found = find_layers(model, x, method.composes)
     layers = {name: layer for name, layer in found.items() if method.takes(layer)}
-    return layer_constraints(layers, lambda parameter, strip: None, 0)
+    return layer_constraints(layers, lambda parameter, project: None, 0)
 
 
 def adversarial(model: nn.Module, x: Tensor, optimizer: Any, steps: int, watch: Any) -> None:
@@ -322,12 +322,12 @@ def test_a_layer_that_is_lost_is_said_once_and_taken_up_again(name: str) -> None
     assert true_norm(layer.modules, layer.in_shapes[0]) <= 0.3 * 1.03
 
 
-def test_momentum_is_stripped_unless_told_otherwise() -> None:
+def test_momentum_is_projected_unless_told_otherwise() -> None:
     buffers = []
-    for strip in (True, False):
+    for project in (True, False):
         model, x = built("linear"), examples("linear")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        method = SpectralClip(project_momentum=strip)
+        method = SpectralClip(project_momentum=project)
         with attach(method, model, x, optimizer, max_norm=0.3):
             adversarial(model, x, optimizer, 5, lambda step: None)
         weight = model[0].weight

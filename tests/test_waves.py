@@ -88,8 +88,10 @@ def tracker_of(
     return ModeTracker(shape, kernel.taps, frequencies, width, like, generators)
 
 
-def settle(tracker: ModeTracker, weight: Tensor, looks: int = 100, *, move: bool = False) -> Modes:
-    for _ in range(looks):
+def settle(
+    tracker: ModeTracker, weight: Tensor, refreshes: int = 100, *, move: bool = False
+) -> Modes:
+    for _ in range(refreshes):
         modes = tracker.refresh(weight, None, move=move)
         tracker.keep(modes)
     return modes

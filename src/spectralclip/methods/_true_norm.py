@@ -16,15 +16,13 @@ from spectralclip._common import Shape
 from spectralclip._operators import (
     AffineFunction,
     LinearOperator,
-    build_maps,
     check_affine,
     evaluation_mode,
-    explicit_maps,
     plain_numerics,
     unchanged_rng,
 )
 from spectralclip._spectrum import RitzTracker, Tracked, fresh_ritz, svds
-from spectralclip._training import seeded
+from spectralclip._training import live_operator, seeded
 from spectralclip.methods._domain import OutsideDomain
 
 # Vectors that are followed: a value that overtakes the first one has been the second before.
@@ -107,7 +105,7 @@ class TrueNorm(nn.Module):
 
     @plain_numerics()
     def search(self) -> float:
-        """Look for the leading vectors anew, to 1e-3.
+        """Search for the leading vectors anew, to 1e-3.
 
         Returns:
             The largest norm of the layer without the parametrization, over its input shapes.
@@ -209,13 +207,7 @@ _SLOTS = ("__dict__", "__weakref__")
 
 
 def make_plain_(module: nn.Module, name: str, order: Sequence[str]) -> None:
-    """Remove a parametrization, leaving the weight that it makes in evaluation.
-
-    Args:
-        module: Parametrized.
-        name: Of the weight.
-        order: The names of the module's own parameters as they were before.
-    """
+    """Leave the weight that a parametrization makes, with parameters in the order of before."""
     kind = type(module)
     # Copies of the module share the class that torch made of it, and would lose their weight
     # along with it.
@@ -279,12 +271,9 @@ class BareLayer:
         weight = self.weight
         key = shape, weight.dtype, weight.device, self.is_parametrized
         with self._bare(), evaluation_mode([self.module]):
-            function = self._functions.get(key)
-            maps = None if function is None else explicit_maps(function)
-            if function is None or maps is None:
-                self._functions[key] = function = AffineFunction([self.module], shape)
-                maps = build_maps(function)
-        return LinearOperator(function, maps, transposed=False)
+            if key not in self._functions:
+                self._functions[key] = AffineFunction([self.module], shape)
+            return live_operator([self.module], self._functions[key])
 
     def pullback(self, op: LinearOperator, u: Tensor, v: Tensor) -> Tensor:
         """The gradient of `<u, M(W) v>` in W."""

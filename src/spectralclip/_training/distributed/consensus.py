@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -13,7 +12,6 @@ from spectralclip._models import FoundLayer
 from spectralclip._training.distributed.assignment import divided, parameters_of
 from spectralclip._training.distributed.process_group import ProcessGroup, digest
 
-_NUMBERS, _OBJECTS = 1, 2  # what results are made of
 _HEAD = 4  # columns of a report's row that are not about layers or weights
 
 SAME_WEIGHTS = (
@@ -80,7 +78,7 @@ class Assignment:
         self.owners = [owner for _, owner in unique.values()]
         self.numbers = {name: [number[id(p)] for p in own] for name, own in held.items()}
         self.mine = {name: layers[name] for name in layers if by_name[name] == group.rank}
-        self._layer_owners, self._exchanges = [by_name[name] for name in layers], 0
+        self._exchanges = 0
 
     def attempt(self, work: Callable[[], dict[str, Any]], label: str) -> Report:
         """Do the work, and report a failure rather than raise: the others would wait forever."""
@@ -99,27 +97,18 @@ class Assignment:
         table = self._table(report)
         self._require_same_place(table, report)
         self._require_same_facts(table, report)
-        layers, weights = len(self.layers), len(self.parameters)
-        rows = [_cut(row[_HEAD + layers :], layers, layers, weights, weights) for row in table]
-        together = Report(report.label)
+        together, weights = Report(report.label), len(self.parameters)
         for number, owner in enumerate(self.owners):
-            _, _, changed, projected = rows[owner]
-            if changed[number]:
+            row = table[owner][_HEAD + len(self.layers) :]
+            if row[number]:
                 together.changed.add(number)
-            if projected[number]:
-                together.projected[number] = projected[number]
+            if row[weights + number]:
+                together.projected[number] = row[weights + number]
         failed = [rank for rank, row in enumerate(table) if row[2]]
         if failed:
             together.error = self._failure(failed[0], report)
-        elif any(row[3] == _OBJECTS for row in table):
+        elif any(row[3] for row in table):
             together.results = self.merged(report.results)
-        else:
-            for number, (name, owner) in enumerate(
-                zip(self.layers, self._layer_owners, strict=True)
-            ):
-                values, known, _, _ = rows[owner]
-                if known[number]:
-                    together.results[name] = _from_bits(values[number])
         return together
 
     def merged(self, by_layer: dict[str, Any]) -> dict[str, Any]:
@@ -140,19 +129,13 @@ class Assignment:
 
     def _row(self, report: Report) -> list[int]:
         """A report as numbers, as many in every exchange."""
-        results, every = report.results, range(len(self.parameters))
-        plain = (
-            all(type(v) is float for v in results.values()) and results.keys() <= self.mine.keys()
-        )
-        values = results if plain else {}
+        every = range(len(self.parameters))
         return [
             digest(report.label),
             self._exchanges,
             int(report.error is not None),
-            0 if not results else _NUMBERS if plain else _OBJECTS,
+            int(bool(report.results)),
             *(report.facts or [0] * len(self.layers)),
-            *(_to_bits(values.get(name, 0.0)) for name in self.layers),
-            *(int(name in values) for name in self.layers),
             *(int(n in report.changed) for n in every),
             *(report.projected.get(n, 0) for n in every),
         ]
@@ -212,21 +195,3 @@ def settings(value: object) -> object:
     if isinstance(value, Sequence):
         return [settings(part) for part in value]
     return type(value).__qualname__
-
-
-def _cut(row: list[int], *sizes: int) -> list[list[int]]:
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(row[start : start + size])
-        start += size
-    return parts
-
-
-def _to_bits(value: float) -> int:
-    bits: int = struct.unpack("q", struct.pack("d", value))[0]
-    return bits
-
-
-def _from_bits(bits: int) -> float:
-    value: float = struct.unpack("d", struct.pack("q", bits))[0]
-    return value

@@ -46,7 +46,7 @@ class LayerConstraint(ABC):
 
     Attributes:
         names: The layers.
-        application_work: Multiplications of one application of one of them.
+        application_work: Multiply-adds of one application of one of them.
     """
 
     names: tuple[str, ...]
@@ -137,7 +137,7 @@ class FourierConstraint(LayerConstraint):
 
     @property
     def applications(self) -> float:
-        """By multiplications, and what the checks cost."""
+        """By multiply-adds, and what the checks cost."""
         checks = sum(check.applications for check in self._checks.values())
         return self._group.work / self.application_work + checks
 
@@ -159,7 +159,7 @@ class VectorConstraint(LayerConstraint):
         modes: ModeGroup | None,
         application: int,
     ) -> None:
-        """Begin; `application` is the number of multiplications of one."""
+        """Begin; `application` is the number of multiply-adds of one."""
         self.names, self._projectors, self._check, self._modes = (name,), projectors, check, modes
         self._norm, self._steps, self._now = math.nan, 0, 0
         self._inside = Calibration()
@@ -236,7 +236,7 @@ class VectorConstraint(LayerConstraint):
 
     @property
     def applications(self) -> float:
-        """Of vectors, large and small; of modes by multiplications."""
+        """Of vectors, large and small; of modes by multiply-adds."""
         vectors = sum(projector.applications * projector.share for projector in self._projectors)
         modes = 0.0 if self._modes is None else self._modes.work / self.application_work
         return vectors + modes + self._check.applications

@@ -35,7 +35,7 @@ class ModeGroup:
         layers: The layers.
         monitors: How fast each of them has been growing.
         norms: The largest singular value over all frequencies, by layer.
-        work: Multiplications done so far.
+        work: Multiply-adds done so far.
         refreshes: Steps at which modes were refreshed.
         previous: The weights as they were left then.
         stride: How far they had moved in a step before that; zero if it is not known.
@@ -81,7 +81,7 @@ class ModeGroup:
 
     @torch.no_grad()
     def step(self, targets: Mapping[str, Target]) -> list[str]:
-        """Look, and clip what is above its bound.
+        """Refresh, and clip what is above its bound.
 
         Returns:
             The names of layers whose weights are not finite; they are as they were.
@@ -293,7 +293,7 @@ class ModeGroup:
     def _margin(self, index: int) -> float:
         """The share of its bound to which a layer is brought that is above it.
 
-        Looking at a costly layer at each step is what costs; so it is given room for a few.
+        To refresh a costly layer at each step is what costs; so it is given room for a few.
         """
         room = 1 - MODES.margin
         if self.is_costly:

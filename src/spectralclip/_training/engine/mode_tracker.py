@@ -291,7 +291,7 @@ class ModeTracker:
         return Modes(values, left, read, mixing, values[:, :, 0] - before, chosen)
 
     def move_to(self, own: slice, frequencies: Array) -> None:
-        """Look elsewhere with some of the kernels."""
+        """Move the frequencies of some of the kernels."""
         self.frequencies[own] = frequencies
         self._tables = None
 

@@ -81,17 +81,16 @@ def to_symbols(kernel: Tensor, sides: Shape, stride: Shape) -> Tensor:
     """The symbols `(*frequencies, c_out, c_in * phases)` of a kernel that is laid onto a torus."""
     gaps = [n - k for n, k in zip(sides, kernel.shape[2:], strict=True)]
     padded = F.pad(kernel, [width for gap in reversed(gaps) for width in (0, gap)])
-    space = tuple(range(2, kernel.ndim))
-    symbols = torch.fft.rfftn(phases(padded, stride), dim=space)
-    by_frequency: Tensor = symbols.permute(*space, 0, 1)
-    return by_frequency
+    space = range(2, kernel.ndim)
+    symbols: Tensor = torch.fft.rfftn(phases(padded, stride), dim=tuple(space))
+    return symbols.permute(*space, 0, 1)
 
 
 def from_symbols(symbols: Tensor, sides: Shape, stride: Shape) -> Tensor:
     """The kernel `(c_out, c_in, *sides)` that has these symbols."""
     axes, grid = len(sides), tuple(n // s for n, s in zip(sides, stride, strict=True))
     whole: Tensor = torch.fft.irfftn(symbols, s=grid, dim=tuple(range(axes)))
-    split = whole.permute(axes, axes + 1, *range(axes)).unflatten(1, (-1, *stride))
+    split: Tensor = whole.permute(axes, axes + 1, *range(axes)).unflatten(1, (-1, *stride))
     order = [place for axis in range(axes) for place in (2 + axes + axis, 2 + axis)]
     return split.permute(0, 1, *order).reshape(*split.shape[:2], *sides)
 

@@ -36,7 +36,7 @@ class AOL(SwapMethod):
 
     *Cost.* One correlation of the kernel with itself at each forward pass.
 
-    *Checkpoints.* While it is attached, the `state_dict` has the keys and shapes of the plain model,
+    *Checkpoints.* While it is attached, the `state_dict` has the keys and shapes of the plain one,
     and means something else: attach the method there too.
 
     *Known failure.* Far from orthogonal the bound is loose: a random 3 x 3 convolution is

@@ -32,7 +32,7 @@ class SOC(OrthogonalMethod):
     pass. `finalize` and `remove` leave a plain circular convolution, whose kernel is as large as
     the image; the optimizer goes on with it, but for its averages of the weight, which begin anew.
 
-    *Checkpoints.* While it is attached, the `state_dict` has the keys and shapes of the plain model,
+    *Checkpoints.* While it is attached, the `state_dict` has the keys and shapes of the plain one,
     and means something else: attach the method there too. Afterwards kernels have another shape:
     save the model whole, or build its convolutions from the attributes that they have now.
 
