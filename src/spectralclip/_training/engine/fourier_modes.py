@@ -179,7 +179,10 @@ class ModeGroup:
                 self._note(seen, goals)
             for index, (layer, bound) in enumerate(zip(self.layers, goals, strict=True)):
                 self.norms[layer.name] = min(seen[index], bound)
-                crowded = self.is_costly and self._is_crowded(index, modes, bound)
+                # In wide layers with random weights, values crowd below the largest: there a small
+                # scale of everything costs least.
+                above = int((modes.S[self._own(index)] > bound).sum())
+                crowded = self.is_costly and above > COSTLY.cuts
                 if seen[index] > bound and left and not crowded:
                     self._clip(index, modes, bound, weight, rows, first=first)
                 elif seen[index] > bound:
@@ -206,7 +209,7 @@ class ModeGroup:
     def _moved(self, weight: Tensor) -> float:
         """How far a kernel has moved in a step since the last refresh, at most.
 
-        Seen in some of the rows: it is to show leaps, and large weights take long to read.
+        Seen in some of the rows, since large weights take long to read.
         """
         if self.previous is None:
             return math.inf
@@ -228,9 +231,10 @@ class ModeGroup:
         tracker, name = self.tracker, self.layers[index].name
         return {
             "vectors": tracker.vectors[own].clone(),
-            "frequencies": torch.from_numpy(tracker.frequencies[own].copy()),
-            "values": torch.from_numpy(tracker.values[own].copy()),
-            "ages": torch.from_numpy(tracker.ages[own].copy()),
+            **{
+                key: torch.from_numpy(getattr(tracker, key)[own].copy())
+                for key in ("frequencies", "values", "ages")
+            },
             "is_warm": self.is_warm,
             "norm": self.norms.get(name),
             "growth": self.monitors[index].state(),
@@ -256,9 +260,9 @@ class ModeGroup:
         if state["previous"] is None:
             self.previous = None
         else:
-            whole = self._gathered().flatten(2).clone() if self.previous is None else self.previous
-            whole[own] = state["previous"].to(whole)
-            self.previous = whole
+            if self.previous is None:
+                self.previous = self._gathered().flatten(2).clone()
+            self.previous[own] = state["previous"].to(self.previous)
         self.is_warm = bool(state["is_warm"])
         self.monitors[index].load_state(state["growth"])
         self.rested, self.refreshes = int(state["rested"]), int(state["refreshes"])
@@ -367,14 +371,6 @@ class ModeGroup:
             self._project_momentum(
                 layer.moving, lambda momentum: project_momentum_(momentum, active)
             )
-
-    def _is_crowded(self, index: int, modes: Modes, bound: float) -> bool:
-        """Whether too many values are above for cuts to be worth while.
-
-        As in wide layers with random weights, whose values crowd below the largest: there a small
-        scale of everything costs least.
-        """
-        return int((modes.S[self._own(index)] > bound).sum()) > COSTLY.cuts
 
     def _gamma_cuts(self, gamma: Tensor, kernel: Tensor, left: Tensor, values: Tensor) -> Cuts:
         """Gradients in a batch norm's factor: that of a value s is `s |u_o|^2 / gamma_o`."""
