@@ -51,7 +51,13 @@ class Sharing(ABC):
 
     @abstractmethod
     def project_momentum(self, parameter: Tensor, project: Projection) -> None:
-        """Change what the optimizer remembers of a parameter of one of `mine`, now or later."""
+        """Change what the optimizer remembers of a parameter of one of `mine`, now or later.
+
+        Args:
+            parameter: The parameter.
+            project: Called with its momentum: a `buffer`, to be changed in place, and the `metric`
+                that its entries are multiplied with in a step, or None.
+        """
 
     @abstractmethod
     def carry_out(
