@@ -199,7 +199,7 @@ def _kept(promise: Promise | None, norm: float, kernel: float | None, whole: boo
     if promise is None or not whole:
         return "none"
     held = norm if promise.of == "norm" or kernel is None else kernel
-    return "kept" if held <= 1 + promise.slack else "broken"
+    return "kept" if held <= 1 + promise.margin else "broken"
 
 
 def _estimate(variant: Variant, cell: Cell) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class EstimateRow:
 def contestants() -> dict[str, Estimator]:
     """The estimates of all methods, their other forms, and ours."""
     from spectralclip import spectral_norm
-    from spectralclip.methods._estimators import estimators
+    from spectralclip.methods import estimators
 
     def ours(module: nn.Module, in_shape: Shape, *, generator: torch.Generator) -> float:
         return float(spectral_norm(module, in_shape, generator=generator))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from spectralclip import FoundLayer, find_layers
-from spectralclip._training import Attachment, Keeper, Method, Sharing, attach
+from spectralclip._training import Attachment, Method, MethodState, Sharing, attach
 from spectralclip.methods import FastClip, SpectralClip
 
 NONE = "none"
@@ -35,11 +35,11 @@ class Nothing(Method):
     def composes(self) -> bool:
         return self.compose
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         return _Idle()
 
 
-class _Idle(Keeper):
+class _Idle(MethodState):
     applications = 0
 
     def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
@@ -52,11 +52,11 @@ class _Idle(Keeper):
 class ScaleEveryStep(Method):
     """One warm power iteration a step; where its estimate is above c, `W *= c / estimate`."""
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         return _Scaler(sharing.mine(), seed)
 
 
-class _Scaler(Keeper):
+class _Scaler(MethodState):
     def __init__(self, layers: Mapping[str, FoundLayer], seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         self._layers, self._norms = layers, dict[str, float]()
@@ -95,11 +95,11 @@ class _Scaler(Keeper):
 class FastClipByBackward(Method):
     """Algorithm 3 with `FastClip`'s constants, as the published code applies layers."""
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         return _ByBackward(sharing.mine(), seed)
 
 
-class _ByBackward(Keeper):
+class _ByBackward(MethodState):
     """Every product is a `.backward()`, which computes f(0) and the gradients of weights too."""
 
     def __init__(self, layers: Mapping[str, FoundLayer], seed: int) -> None:
@@ -210,7 +210,7 @@ def bounded_layers(
 
 def num_matvecs(attachment: Attachment) -> float:
     """Vectors sent through layers until now, or work worth as many."""
-    return float(getattr(attachment._keeper, "applications"))  # noqa: B009 (not of all keepers)
+    return float(getattr(attachment._state, "applications"))  # noqa: B009 (not of all keepers)
 
 
 def clip_is_due(name: str, attachment: Attachment) -> bool:

@@ -20,8 +20,7 @@ from spectralclip._audit import estimates
 from spectralclip._audit.estimates import EstimatedLayer, compare_estimates, estimates_sheet
 from spectralclip._audit.table import plain_table
 from spectralclip._training import Promise, promises_of
-from spectralclip.methods import _estimators
-from spectralclip.methods._estimators import estimators
+from spectralclip.methods import _registry, estimators
 
 
 def exact(module: nn.Module, in_shape: Any, *, generator: Any = None) -> float:
@@ -167,14 +166,13 @@ def test_estimators_are_those_of_the_methods(monkeypatch: pytest.MonkeyPatch) ->
         estimate = None
 
     known: dict[str, Any] = {"with": With, "without": Without, "silent": object}
-    monkeypatch.setattr(_estimators, "available", lambda: sorted(known))
-    monkeypatch.setattr(_estimators, "get", known.__getitem__)
+    monkeypatch.setattr(_registry, "_methods", lambda: known)
     assert estimators() == {"with": With.estimate}
 
 
 def test_promises_are_read_from_the_class() -> None:
     class Stated:
-        promises = (Promise(slack=0.1),)
+        promises = (Promise(margin=0.1),)
 
     assert promises_of(Stated) == promises_of(Stated()) == Stated.promises  # type: ignore[arg-type]
     assert promises_of(object) == ()  # type: ignore[arg-type]

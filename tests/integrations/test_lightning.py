@@ -442,7 +442,7 @@ def test_an_exception_removes_it_and_keeps_the_state(tmp_path: Path) -> None:
 
 
 def test_after_an_exception_no_process_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spectralclip.integrations._run._among_others", lambda: True)
+    monkeypatch.setattr("spectralclip.integrations._callback._among_others", lambda: True)
     callback = SpectralClipCallback(Scale(), EXAMPLE, max_norm=BOUND)
     with pytest.raises(ArithmeticError, match="on purpose"):
         trainer(callback).fit(Failing(), batches())

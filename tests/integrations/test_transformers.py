@@ -13,7 +13,7 @@ from integration_parts import METHODS, Scale, assert_equal_weights, dense_norm, 
 from torch import Tensor, nn
 
 from spectralclip._training.method import NormWarning
-from spectralclip.integrations._run import moved
+from spectralclip.integrations._callback import moved
 
 hf = pytest.importorskip(
     "transformers", reason="transformers is not installed: it is in the integrations extra"

@@ -29,7 +29,6 @@ from spectralclip.methods._domain import (
     OutsideDomain,
     is_batch_norm,
     matrix_norm,
-    require,
     reshaped_kernel,
     sole_module,
     why_not_plain,
@@ -64,12 +63,6 @@ def test_the_error_comes_back_from_another_process() -> None:
     other = OutsideDomain("Gouk", nn.ReLU(), "it takes Linear", "Leave it out.")
     assert str(pickle.loads(pickle.dumps(other))) == str(other)
     assert str(other).endswith("it takes Linear. Leave it out.")
-
-
-def test_require() -> None:
-    require("Gouk", nn.Linear(1, 1), "")
-    with pytest.raises(OutsideDomain, match="no reason"):
-        require("Gouk", nn.Linear(1, 1), "no reason")
 
 
 @pytest.mark.parametrize(

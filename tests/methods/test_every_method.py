@@ -30,8 +30,7 @@ from zoo_training import TRAINEES, Trainee
 from oracle import dense_norm
 from spectralclip import Method
 from spectralclip._training import Promise, promises_of
-from spectralclip.methods import available, get
-from spectralclip.methods._estimators import estimators
+from spectralclip.methods import available, estimators, get
 
 WITH_NORM = TRAINEES["convnet-bn"]
 # What takes long with so many methods is left to the full run of the tests.
@@ -241,7 +240,7 @@ def test_it_keeps_its_promise(name: str, promise: Promise, layer: str) -> None:
     except ValueError as error:
         assert type(error).__name__ == "OutsideDomain" or "found no layer" in str(error)
         pytest.skip(f"{name} refuses it: {error}")
-    assert norm <= 1 + promise.slack
+    assert norm <= 1 + promise.margin
 
 
 @over_layers
@@ -276,7 +275,7 @@ def test_a_broken_promise_is_found() -> None:
     """A method that does nothing leaves three times the bound."""
     method: Callable[[], Method] = get("clip_batch_norm")
     promise = Promise(steps=1)
-    assert norm_reached(method(), single("batch-norm"), promise) <= 1 + promise.slack
+    assert norm_reached(method(), single("batch-norm"), promise) <= 1 + promise.margin
     with pytest.raises(ValueError, match="found no layer"):
         norm_reached(method(), single("dense"), promise)
     idle = get("fast_clip")()  # its first round is a hundred steps away

@@ -120,7 +120,7 @@ def same_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     sources: dict[Any, Iterator[Tensor]] = {}
 
     def fresh(followed: Any) -> Tensor:
-        shape = followed._layer.function.in_shape
+        shape = followed.function.in_shape
         return next(sources.setdefault(followed, random_vectors(shape)))
 
     monkeypatch.setattr(_followed.FollowedLayer, "_fresh_vector", fresh)
@@ -222,10 +222,10 @@ class Counting(TorchDispatchMode):
 
 
 def counted(attachment: Attachment) -> tuple[int, int, int]:
-    before = attachment._keeper.applications  # type: ignore[union-attr]
+    before = attachment._state.applications  # type: ignore[union-attr]
     with Counting() as count:
         attachment.step()
-    after = attachment._keeper.applications  # type: ignore[union-attr]
+    after = attachment._state.applications  # type: ignore[union-attr]
     return count.convolutions, count.backwards, after - before
 
 
@@ -555,7 +555,7 @@ def test_layers_draw_vectors_of_their_own() -> None:
 def test_each_fresh_vector_is_another_one() -> None:
     model = nn.Sequential(nn.Linear(5, 5))
     attachment = attach(FastClip(), model, torch.zeros(1, 5))
-    followed = attachment._keeper._followed["0"][0]  # type: ignore[union-attr]
+    followed = attachment._state._followed["0"][0]  # type: ignore[union-attr]
     vectors = [followed._fresh_vector() for _ in range(3)]
     assert not torch.equal(vectors[0], vectors[1])
     assert not torch.equal(vectors[1], vectors[2])

@@ -391,7 +391,7 @@ def test_a_layer_that_is_freed_while_it_is_not_finite_is_held_once_it_is() -> No
     with torch.no_grad():
         model[3].weight.fill_(math.nan)
     model[3].weight.requires_grad_(True)
-    with pytest.warns(NormWarning, match="Layer '3' has been freed, and cannot be held yet"):
+    with pytest.warns(NormWarning, match="layer '3': it has been freed, and cannot be held yet"):
         attachment.step()
     attachment.step()
     assert math.isnan(attachment.norms()["3"])
@@ -442,7 +442,7 @@ def test_weights_that_are_not_finite_are_reported_once() -> None:
     good = snapshot(model)
     with torch.no_grad():
         model[0].parametrizations["weight"].original[0, 0, 0, 0] = math.nan
-    with pytest.warns(NormWarning, match="Layer '0' has weights that are NaN"):
+    with pytest.warns(NormWarning, match="layer '0': its weights or statistics are NaN"):
         attachment.step()
     assert math.isnan(attachment.norms()["0"])
     attachment.step()

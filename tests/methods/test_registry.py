@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spectralclip import Keeper, Method, methods
+from spectralclip import Method, MethodState, methods
 from spectralclip.methods import ClipBatchNorm, FastClip, available, get
 
 
@@ -69,7 +69,7 @@ def test_unknown_names_list_the_known_ones() -> None:
 
 def test_a_new_method_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(Method):
-        def start(self, *args: object) -> Keeper: ...
+        def start(self, *args: object) -> MethodState: ...
 
     Mine.__module__ = "spectralclip.methods.my_own"
     monkeypatch.setattr(methods, "Mine", Mine, raising=False)

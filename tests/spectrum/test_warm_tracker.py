@@ -11,7 +11,7 @@ from oracle import dense_norm
 from spectralclip import LinearOperator, as_operator
 from spectralclip._operators.affine import AffineFunction
 from spectralclip._spectrum.warm_tracker import RitzTracker
-from spectralclip._training.engine.norm_check import live_operator
+from spectralclip._training.live import live_operator
 
 
 def operator_of(weight: Tensor) -> LinearOperator:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from spectralclip._models.layers import FoundLayer
 from spectralclip._training.distributed.sharing import Sharing
-from spectralclip._training.method import Keeper, Method
+from spectralclip._training.method import Method, MethodState
 from spectralclip._training.spectral_clip import SpectralClip
 
 
@@ -21,7 +21,7 @@ def dense_norm(weight: Tensor) -> float:
 class Scale(Method):
     """Scales dense layers by their exact norm, ever less strictly.
 
-    How strictly depends on a count that is the keeper's own, so that a run that is resumed
+    How strictly depends on a count that is the state's own, so that a run that is resumed
     without it takes another way.
     """
 
@@ -31,11 +31,11 @@ class Scale(Method):
     def takes(self, layer: FoundLayer) -> bool:
         return isinstance(layer.modules[0], nn.Linear)
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         return _Scaler(sharing, self.factor)
 
 
-class _Scaler(Keeper):
+class _Scaler(MethodState):
     def __init__(self, sharing: Sharing, factor: float) -> None:
         self.layers, self.factor = sharing.mine(), factor
         self.counts: dict[str, Tensor] = {name: torch.zeros(()) for name in self.layers}

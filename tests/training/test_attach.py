@@ -33,8 +33,8 @@ from oracle import dense_norm
 from spectralclip import (
     Attachment,
     FoundLayer,
-    Keeper,
     Method,
+    MethodState,
     NormWarning,
     attach,
     find_layers,
@@ -59,14 +59,14 @@ class Tried:
 
     Attributes:
         make: Makes it.
-        slack: How many times the bound the norm may be.
+        margin: How many times the bound the norm may be.
         lag: By which part of the norm the tracked one may be too small.
         steps: How many steps it takes to get there.
         parts: How many modules of a layer are held by that time.
     """
 
     make: Callable[[], Method]
-    slack: float
+    margin: float
     lag: float
     steps: int
     parts: int = 2
@@ -133,7 +133,7 @@ def weights_of(attachment: Attachment) -> list[Tensor]:
 def assert_held(tried: Tried, attachment: Attachment) -> None:
     for name, layer in attachment.layers.items():
         norm = dense_norm(layer.modules[: tried.parts], layer.in_shapes[0])
-        assert norm <= tried.slack * attachment.max_norms[name], name
+        assert norm <= tried.margin * attachment.max_norms[name], name
 
 
 def assert_known(tried: Tried, attachment: Attachment) -> None:
@@ -520,7 +520,7 @@ def test_parameter_groups(tried: Tried) -> None:
     assert len(attachment.layers) > 0 and list(attachment.max_norms) == list(attachment.layers)
     assert set(attachment.uncovered) == set(attachment.found) - set(attachment.layers) != set()
     for layer in attachment.layers.values():
-        assert dense_norm(layer.modules[: tried.parts], layer.in_shapes[0]) <= tried.slack * 0.6
+        assert dense_norm(layer.modules[: tried.parts], layer.in_shapes[0]) <= tried.margin * 0.6
 
 
 @over_methods
@@ -782,11 +782,11 @@ class Penalizing(Method):
     def takes(self, layer: FoundLayer) -> bool:
         return isinstance(layer.modules[0], nn.Linear)
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         return _Penalties(sharing.mine(), bounds)
 
 
-class _Penalties(Keeper):
+class _Penalties(MethodState):
     def __init__(self, layers: Mapping[str, FoundLayer], bounds: Mapping[str, float]) -> None:
         self._weights = {name: layer.modules[0].weight for name, layer in layers.items()}
         self._bounds = dict(bounds)
@@ -823,11 +823,11 @@ class Dividing(Method):
     def takes(self, layer: FoundLayer) -> bool:
         return isinstance(layer.modules[0], nn.Linear)
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         return _Divisions(sharing.mine(), bounds)
 
 
-class _Divisions(Keeper):
+class _Divisions(MethodState):
     def __init__(self, layers: Mapping[str, FoundLayer], bounds: Mapping[str, float]) -> None:
         self._modules = {name: layer.modules[0] for name, layer in layers.items()}
         for name, module in self._modules.items():

@@ -198,7 +198,7 @@ def test_a_momentum_that_is_not_known_is_left_alone_and_said_once() -> None:
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(optimizer.state[ours]["exp_avg"], plainly.state[theirs]["exp_avg"])
     other = network()
-    attach(SpectralClip(strip_momentum=False), other, X[:1], Own(other.parameters()))
+    attach(SpectralClip(project_momentum=False), other, X[:1], Own(other.parameters()))
 
 
 def test_lbfgs_begins_anew_only_where_weights_were_moved() -> None:

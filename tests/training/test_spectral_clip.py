@@ -16,15 +16,15 @@ from training_cases import assert_identical, snapshot, true_norms
 
 from oracle import dense_norm
 from spectralclip import NormWarning, attach, find_layers, methods
-from spectralclip._training.engine.build import keepings
+from spectralclip._training.engine.build import layer_constraints
 from spectralclip._training.engine.constraints import (
-    Keeping,
-    KeptByClamp,
-    KeptByImages,
-    KeptByWaves,
-    KeptExactly,
+    ClampConstraint,
+    FourierConstraint,
+    LayerConstraint,
     Turn,
+    VectorConstraint,
 )
+from spectralclip._training.engine.dense import ExactConstraint
 from spectralclip.demo import load_digits
 from spectralclip.methods import SpectralClip
 
@@ -35,7 +35,7 @@ class Kind:
 
     make: Callable[[], nn.Module]
     in_shape: tuple[int, ...]
-    way: type[Keeping]
+    way: type[LayerConstraint]
     excess: float = 0.01
     compose: Any = None
 
@@ -53,34 +53,39 @@ def weight_normed() -> nn.Module:
 
 
 KINDS = {
-    "linear": Kind(lambda: nn.Linear(12, 9), (12,), KeptExactly),
-    "1x1": Kind(conv(5, 6, 1), (5, 4, 4), KeptExactly),
-    "patches": Kind(conv(3, 8, 4, stride=4), (3, 8, 8), KeptExactly),
-    "zeros": Kind(conv(3, 4, 3, padding=1), (3, 8, 8), KeptByWaves),
-    "zeros-stride": Kind(conv(3, 6, 3, stride=2, padding=1), (3, 9, 8), KeptByWaves),
-    "circular": Kind(conv(3, 4, 3, padding=1, padding_mode="circular"), (3, 6, 6), KeptByWaves),
+    "linear": Kind(lambda: nn.Linear(12, 9), (12,), ExactConstraint),
+    "1x1": Kind(conv(5, 6, 1), (5, 4, 4), ExactConstraint),
+    "patches": Kind(conv(3, 8, 4, stride=4), (3, 8, 8), ExactConstraint),
+    "zeros": Kind(conv(3, 4, 3, padding=1), (3, 8, 8), FourierConstraint),
+    "zeros-stride": Kind(conv(3, 6, 3, stride=2, padding=1), (3, 9, 8), FourierConstraint),
+    "circular": Kind(
+        conv(3, 4, 3, padding=1, padding_mode="circular"), (3, 6, 6), FourierConstraint
+    ),
     "circular-uneven": Kind(
-        conv(3, 4, 3, stride=2, padding=1, padding_mode="circular"), (3, 7, 7), KeptByImages, 0.03
+        conv(3, 4, 3, stride=2, padding=1, padding_mode="circular"),
+        (3, 7, 7),
+        VectorConstraint,
+        0.03,
     ),
     "reflect": Kind(
-        conv(3, 4, 3, padding=1, padding_mode="reflect"), (3, 7, 7), KeptByImages, 0.03
+        conv(3, 4, 3, padding=1, padding_mode="reflect"), (3, 7, 7), VectorConstraint, 0.03
     ),
     "replicate": Kind(
-        conv(3, 4, 3, padding=1, padding_mode="replicate"), (3, 7, 7), KeptByImages, 0.03
+        conv(3, 4, 3, padding=1, padding_mode="replicate"), (3, 7, 7), VectorConstraint, 0.03
     ),
     "transposed": Kind(
-        lambda: nn.ConvTranspose2d(4, 3, 3, stride=2, padding=1), (4, 5, 5), KeptByWaves
+        lambda: nn.ConvTranspose2d(4, 3, 3, stride=2, padding=1), (4, 5, 5), FourierConstraint
     ),
-    "depthwise": Kind(conv(4, 4, 3, padding=1, groups=4), (4, 7, 7), KeptByWaves),
-    "grouped": Kind(conv(4, 6, 3, padding=1, groups=2), (4, 7, 7), KeptByWaves),
-    "dilated": Kind(conv(3, 4, 3, padding=2, dilation=2), (3, 8, 8), KeptByWaves),
-    "1d": Kind(lambda: nn.Conv1d(3, 5, 5, padding=2), (3, 16), KeptByWaves),
-    "3d": Kind(lambda: nn.Conv3d(2, 3, 3, padding=1), (2, 4, 5, 4), KeptByWaves),
-    "custom": Kind(lambda: LowRank(8, 3, 6), (8,), KeptByImages, 0.03),
-    "inside-another": Kind(ScaledConv, (2, 6, 6), KeptByWaves),
-    "weight-norm": Kind(weight_normed, (3, 6, 6), KeptByImages, 0.03),
-    "composed": Kind(with_batch_norm, (3, 6, 6), KeptByWaves, 0.03, "conv_bn"),
-    "large-linear": Kind(lambda: nn.Linear(530, 520), (530,), KeptByWaves),
+    "depthwise": Kind(conv(4, 4, 3, padding=1, groups=4), (4, 7, 7), FourierConstraint),
+    "grouped": Kind(conv(4, 6, 3, padding=1, groups=2), (4, 7, 7), FourierConstraint),
+    "dilated": Kind(conv(3, 4, 3, padding=2, dilation=2), (3, 8, 8), FourierConstraint),
+    "1d": Kind(lambda: nn.Conv1d(3, 5, 5, padding=2), (3, 16), FourierConstraint),
+    "3d": Kind(lambda: nn.Conv3d(2, 3, 3, padding=1), (2, 4, 5, 4), FourierConstraint),
+    "custom": Kind(lambda: LowRank(8, 3, 6), (8,), VectorConstraint, 0.03),
+    "inside-another": Kind(ScaledConv, (2, 6, 6), FourierConstraint),
+    "weight-norm": Kind(weight_normed, (3, 6, 6), VectorConstraint, 0.03),
+    "composed": Kind(with_batch_norm, (3, 6, 6), FourierConstraint, 0.03, "conv_bn"),
+    "large-linear": Kind(lambda: nn.Linear(530, 520), (530,), FourierConstraint),
 }
 EACH = pytest.mark.parametrize("name", KINDS)
 
@@ -97,10 +102,10 @@ def examples(name: str, count: int = 8) -> Tensor:
     return torch.randn(count, *KINDS[name].in_shape, generator=generator)
 
 
-def ways(model: nn.Module, x: Tensor, method: SpectralClip) -> list[Keeping]:
+def ways(model: nn.Module, x: Tensor, method: SpectralClip) -> list[LayerConstraint]:
     found = find_layers(model, x, method.composes)
     layers = {name: layer for name, layer in found.items() if method.takes(layer)}
-    return keepings(layers, lambda parameter, strip: None, 0)
+    return layer_constraints(layers, lambda parameter, project: None, 0)
 
 
 def adversarial(model: nn.Module, x: Tensor, optimizer: Any, steps: int, watch: Any) -> None:
@@ -128,8 +133,8 @@ def test_each_layer_is_kept_the_way_that_suits_it(name: str) -> None:
 def test_batch_norms_are_clamped_if_asked_for() -> None:
     model, x = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 1)), torch.randn(4, 3, 5, 5)
     kinds = [type(way) for way in ways(model, x, SpectralClip(batch_norm=True))]
-    assert kinds == [KeptByClamp, KeptExactly]
-    assert [type(way) for way in ways(model, x, SpectralClip())] == [KeptExactly]
+    assert kinds == [ClampConstraint, ExactConstraint]
+    assert [type(way) for way in ways(model, x, SpectralClip())] == [ExactConstraint]
 
 
 @pytest.mark.sampled(4)
@@ -318,12 +323,12 @@ def test_a_layer_that_is_lost_is_said_once_and_taken_up_again(name: str) -> None
     assert dense_norm(layer.modules, layer.in_shapes[0]) <= 0.3 * 1.03
 
 
-def test_momentum_is_stripped_unless_told_otherwise() -> None:
+def test_momentum_is_projected_unless_told_otherwise() -> None:
     buffers = []
-    for strip in (True, False):
+    for project in (True, False):
         model, x = built("linear"), examples("linear")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        method = SpectralClip(strip_momentum=strip)
+        method = SpectralClip(project_momentum=project)
         with attach(method, model, x, optimizer, max_norm=0.3):
             adversarial(model, x, optimizer, 5, lambda step: None)
         weight = model[0].weight

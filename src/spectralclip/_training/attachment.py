@@ -17,7 +17,7 @@ from spectralclip._models import FoundLayer
 from spectralclip._operators import plain_numerics
 from spectralclip._training.distributed.sharing import Sharing
 from spectralclip._training.distributed.training import sharing_of
-from spectralclip._training.method import Keeper, Method, warn
+from spectralclip._training.method import Method, MethodState, warn
 from spectralclip._training.optimizers import Optimizers
 from spectralclip._training.state import load_whole, require_state
 
@@ -104,7 +104,7 @@ class Attachment:
         bounds = self._bounds_at(0)
         mine = {name: bounds[name] for name in self._sharing.mine()}
         try:
-            self._keeper: Keeper | None = method.start(self._sharing, mine, seed)
+            self._state: MethodState | None = method.start(self._sharing, mine, seed)
         except ValueError as error:
             _name_what_is_not_finite(method, self._sharing.mine(), error)
             raise
@@ -143,7 +143,7 @@ class Attachment:
     @property
     def is_removed(self) -> bool:
         """Whether it has been removed, or finalized."""
-        return self._keeper is None
+        return self._state is None
 
     @property
     def applications(self) -> float:
@@ -174,7 +174,7 @@ class Attachment:
         """The latest norm of each layer that is known: estimates from below, in general.
 
         Each is a number that says whether it was tracked or checked, and after which step.
-        Layers that have not been looked at yet are missing; NaN stands for weights that are not
+        Layers that have not been measured yet are missing; NaN stands for weights that are not
         finite.
         """
         return dict(self._norms)
@@ -201,9 +201,9 @@ class Attachment:
             ValueError: It is damaged, or of another method, model or number of optimizers.
                 Nothing has changed then.
         """
-        keeper = self._running()
+        running = self._running()
         require_state(state, type(self.method).__name__, self.found, len(self._counts))
-        load_whole(state["layers"], keeper.layer_states(), keeper.load_layer_states)
+        load_whole(state["layers"], running.layer_states(), running.load_layer_states)
         self._counts = [int(count) for count in state["steps"]]
         self._norms = {
             name: NormEstimate(value, is_checked=bool(is_checked), step=int(step))
@@ -225,8 +225,8 @@ class Attachment:
         Returns:
             A `ClipResult` for each layer. What is within its bound stays bit for bit.
         """
-        keeper, has_changed = self._running(), self._versions != self._weight_versions()
-        keeper.stop()
+        running, has_changed = self._running(), self._versions != self._weight_versions()
+        running.stop()
         if self.optimizers.given and not self.steps and has_changed:
             warn(
                 f"The weights have changed, but no step of {self.optimizers.names} was seen before "
@@ -251,9 +251,9 @@ class Attachment:
     @plain_numerics()
     def remove(self) -> None:
         """Detach from the optimizer, leaving plain layers with the weights they have now."""
-        if self._keeper is not None:
-            self._keeper.stop()
-        self._keeper = None
+        if self._state is not None:
+            self._state.stop()
+        self._state = None
         LIVE.discard(self)
         for hook in self._hooks:
             hook.remove()
@@ -270,7 +270,7 @@ class Attachment:
         self.remove()
 
     def __repr__(self) -> str:
-        state = "removed" if self._keeper is None else f"{self.steps} steps"
+        state = "removed" if self._state is None else f"{self.steps} steps"
         layers, left = len(self.layers), len(self.uncovered)
         others = f", {left} uncovered" if left else ""
         return f"<Attachment of {self.method!r} to {layers} layers{others}: {state}>"
@@ -279,12 +279,12 @@ class Attachment:
         """How often each weight has been written to, by whomever."""
         return [w._version for weights in self._sharing.weights().values() for w in weights]
 
-    def _running(self) -> Keeper:
-        if self._keeper is None:
+    def _running(self) -> MethodState:
+        if self._state is None:
             raise RuntimeError(
                 "This attachment has been removed: attach the method again to go on."
             )
-        return self._keeper
+        return self._state
 
     def _bounds_at(self, step: int) -> dict[str, float]:
         factor = 1.0 if self._schedule is None else float(self._schedule(step))
@@ -295,12 +295,12 @@ class Attachment:
     @plain_numerics()
     def _work(self, names: Sequence[str], step: int) -> None:
         """Do what is due for some of the layers."""
-        keeper, bounds = self._running(), self._bounds_at(step)
+        running, bounds = self._running(), self._bounds_at(step)
         mine = {name: bounds[name] for name in names if name in self._sharing.mine()}
 
         def work() -> dict[str, tuple[float, bool, int]]:
-            keeper.after_step(step, mine)
-            norms, checked = keeper.norms(), keeper.checked()
+            running.after_step(step, mine)
+            norms, checked = running.norms(), running.checked()
             return {
                 name: (float(norms[name]), name in checked, checked.get(name, step))
                 for name in mine
@@ -326,7 +326,7 @@ class Attachment:
         skipped = getattr(optimizer, "found_inf", None)
         if skipped is not None and bool(skipped):
             return
-        # What ends around an inner optimizer's step belongs to that step. It is looked at again
+        # What ends around an inner optimizer's step belongs to that step. It is worked on again
         # all the same: Lookahead moves the weights after it.
         if depth >= self._latest[index]:
             self._counts[index] += 1

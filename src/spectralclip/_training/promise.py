@@ -29,7 +29,7 @@ class Promise:
         of: Whose norm stays within the bound: "norm", that of the layer as a linear map, as the
             float64 SVD of its matrix has it; "kernel", that of the kernel as a matrix with a row
             for each output channel.
-        slack: By which part of the bound it may be above.
+        margin: By which part of the bound it may be above.
         steps: After how many steps it is there.
         covers: For which modules, of those that the method takes.
         settings: With which settings of the method, where its defaults do not get there.
@@ -37,13 +37,13 @@ class Promise:
     Example:
         >>> from torch import nn
         >>> from spectralclip._training import Promise
-        >>> promise = Promise(slack=1e-3, covers=lambda module: isinstance(module, nn.Linear))
+        >>> promise = Promise(margin=1e-3, covers=lambda module: isinstance(module, nn.Linear))
         >>> promise.of, promise.covers(nn.Conv2d(1, 1, 3))
         ('norm', False)
     """
 
     of: Literal["norm", "kernel"] = "norm"
-    slack: float = 1e-3
+    margin: float = 1e-3
     steps: int = 1
     covers: Callable[[nn.Module], bool] = everything
     settings: Mapping[str, Any] = field(default_factory=dict)

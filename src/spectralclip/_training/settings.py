@@ -21,7 +21,7 @@ class NamedSettings:
     """The base of methods: those that are dataclasses refuse unknown settings with a remedy."""
 
     def __new__(cls: type[_Self], *args: Any, **settings: Any) -> _Self:
-        """Look at the names alone; values are the business of the method.
+        """Check the names alone; values are the business of the method.
 
         Raises:
             TypeError: A setting is unknown.

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from spectralclip._models import FoundLayer
 from spectralclip._training.distributed.sharing import Sharing
-from spectralclip._training.engine.build import keepings
+from spectralclip._training.engine.build import layer_constraints
 from spectralclip._training.engine.constrained_layer import BatchNorm
-from spectralclip._training.engine.constraints import Keeping, Turn
-from spectralclip._training.method import Keeper, Method, warn
+from spectralclip._training.engine.constraints import Turn
+from spectralclip._training.method import Method, MethodState, warn
 from spectralclip._training.promise import Promise
 
 
@@ -33,9 +33,9 @@ class SpectralClip(Method):
     How the pairs are followed depends on the layer:
 
     - dense layers, 1x1 convolutions and others whose windows do not overlap: all values, exactly;
-    - convolutions with zero or circular padding: plane waves, at a price that does not depend on
+    - convolutions with zero or circular padding: Fourier modes, at a price that does not depend on
       the size of the image;
-    - all others, such as reflected and replicated borders: images.
+    - all others, such as reflected and replicated borders: full vectors.
 
     An estimate of a norm comes from below, so two things keep the truth below the bound: the
     `headroom`, and checks of the layer itself, at every step until its estimates have proved right
@@ -44,7 +44,7 @@ class SpectralClip(Method):
     within the bound in the step that they leave it.
 
     Bounding layers one by one leaves batch norms free to amplify. With `compose="conv_bn"` it is
-    the convolution together with the batch norm behind it that is bounded, at the running
+    the convolution together with the following batch norm that is bounded, at the running
     statistics of the moment; there the batch norm's factor moves, since any other change would
     be undone by the normalization.
 
@@ -56,7 +56,7 @@ class SpectralClip(Method):
     most 1.01 times, and 1.03 times in the first steps of a new network.
 
     *Cost.* For dense layers one decomposition of a small matrix a step where something is above
-    its bound; for convolutions about ten applications to plane waves or images a step.
+    its bound; for convolutions about ten applications to Fourier modes or full vectors a step.
 
     *Known failure.* With `check_every=0`, a value that rises from far below to above the bound
     within a few steps is seen late, and the norm is above the bound until then.
@@ -64,11 +64,11 @@ class SpectralClip(Method):
     Attributes:
         headroom: The target is `(1 - headroom) * max_norm`, but for layers that are clipped
             exactly.
-        compose: "conv_bn" to bound dense layers and convolutions together with the batch norm
-            behind them; None to bound them alone.
+        compose: "conv_bn" to bound dense layers and convolutions together with the following
+            batch norm; None to bound them alone.
         batch_norm: Bound the norm of batch norms as well, where they are layers of their own.
-        strip_momentum: Take out of the momentum what would push the layer out again, where it is
-            known how the optimizer's steps follow from it.
+        project_momentum: Take out of the momentum what would push the layer out again, where it
+            is known how the optimizer's steps follow from it.
         check_every: The most steps between two checks of a layer's norm itself; 0 for no checks.
 
     Example:
@@ -89,14 +89,14 @@ class SpectralClip(Method):
     """
 
     promises: ClassVar[tuple[Promise, ...]] = (
-        Promise(slack=0.01, steps=30),
-        Promise(slack=0.01, steps=30, settings={"compose": "conv_bn"}),
+        Promise(margin=0.01, steps=30),
+        Promise(margin=0.01, steps=30, settings={"compose": "conv_bn"}),
     )
 
     headroom: float = 0.01
     compose: Literal["conv_bn"] | None = None
     batch_norm: bool = False
-    strip_momentum: bool = True
+    project_momentum: bool = True
     check_every: int = 200
 
     def __post_init__(self) -> None:
@@ -110,7 +110,7 @@ class SpectralClip(Method):
 
     @property
     def composes(self) -> bool:
-        """Whether a convolution and the batch norm behind it count as one layer."""
+        """Whether a convolution and the following batch norm count as one layer."""
         return self.compose is not None
 
     def takes(self, layer: FoundLayer) -> bool:
@@ -119,65 +119,66 @@ class SpectralClip(Method):
             return self.batch_norm and layer.modules[0]._parameters.get("weight") is not None
         return not isinstance(layer.modules[0], (nn.Embedding, nn.EmbeddingBag))
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin to follow the layers; weights stay as they are until the first step."""
         return _Following(self, sharing, seed)
 
 
 @final
-class _Following(Keeper):
+class _Following(MethodState):
     """The layers of one model, each with what follows it."""
 
+    method: SpectralClip
+
     def __init__(self, method: SpectralClip, sharing: Sharing, seed: int) -> None:
-        self._method = method
-        strip = sharing.strip if method.strip_momentum else _leave
-        for name in sharing.optimizers.with_unknown_momentum() if method.strip_momentum else ():
+        super().__init__(method, sharing, seed)
+        project = sharing.project_momentum if method.project_momentum else _leave
+        for name in sharing.optimizers.with_unknown_momentum() if method.project_momentum else ():
             warn(
                 f"The momentum of {name} is left as it is, since it is not known how {name} turns "
                 "it into a step. Norms are held all the same, by larger corrections. To say that "
-                "this is meant: SpectralClip(strip_momentum=False)."
+                "this is meant: SpectralClip(project_momentum=False)."
             )
-        self._keepings = keepings(sharing.mine(), strip, seed)
-        self._lost: set[str] = set()
+        self._constraints = layer_constraints(self.layers, project, seed)
+        self._non_finite: set[str] = set()
 
     @property
     def applications(self) -> float:
-        """Vectors sent through layers so far; plane waves count by their multiplications."""
-        return sum(keeping.applications for keeping in self._keepings)
+        """Vectors sent through layers so far; Fourier modes count by their multiply-adds."""
+        return sum(constraint.applications for constraint in self._constraints)
 
     def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
-        method = self._method
-        for keeping in self._keepings:
-            targets = {name: bounds[name] for name in keeping.names if name in bounds}
-            if targets:
-                turn = Turn(step, targets, method.headroom, method.check_every)
-                self._report(keeping, keeping.step(turn))
+        for constraint in self._constraints:
+            own = {name: bounds[name] for name in constraint.names if name in bounds}
+            if own:
+                turn = Turn(step, own, self.method.headroom, self.method.check_every)
+                self._report(constraint.names, constraint.step(turn))
 
     def norms(self) -> dict[str, float]:
-        norms = {n: norm for keeping in self._keepings for n, norm in keeping.norms().items()}
-        return norms | dict.fromkeys(self._lost, math.nan)
+        known = {n: norm for each in self._constraints for n, norm in each.norms().items()}
+        return known | dict.fromkeys(self._non_finite, math.nan)
 
     def checked(self) -> dict[str, int]:
-        return {n: at for keeping in self._keepings for n, at in keeping.checked().items()}
+        return {n: at for each in self._constraints for n, at in each.checked().items()}
 
     def layer_states(self) -> dict[str, Any]:
-        return {n: state for k in self._keepings for n, state in k.states().items()}
+        return {n: state for each in self._constraints for n, state in each.states().items()}
 
     def load_layer_states(self, states: Mapping[str, Any]) -> None:
-        for keeping in self._keepings:
-            keeping.load_states({n: states[n] for n in keeping.names if n in states})
+        for each in self._constraints:
+            each.load_states({n: states[n] for n in each.names if n in states})
 
-    def _report(self, keeping: Keeping, lost: Sequence[str]) -> None:
+    def _report(self, names: Sequence[str], non_finite: Sequence[str]) -> None:
         """Say once that a layer cannot be followed, and go on when it can be again."""
-        for name in lost:
-            if name not in self._lost:
+        for name in non_finite:
+            if name not in self._non_finite:
                 warn(
                     f"Layer {name!r} has weights or statistics that are NaN or infinite: it is not "
                     "clipped until they are restored, as by loading a checkpoint."
                 )
-        self._lost -= set(keeping.names)
-        self._lost |= set(lost)
+        self._non_finite -= set(names)
+        self._non_finite |= set(non_finite)
 
 
-def _leave(parameter: Tensor, strip: object) -> None:
+def _leave(parameter: Tensor, project: object) -> None:
     """Leave the momentum of a parameter as it is."""

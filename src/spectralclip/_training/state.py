@@ -1,4 +1,4 @@
-"""States of attachments: looked at before they are loaded, and loaded whole or not at all."""
+"""States of attachments: checked before they are loaded, and loaded whole or not at all."""
 
 from __future__ import annotations
 

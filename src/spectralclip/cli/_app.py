@@ -63,7 +63,7 @@ from spectralclip.cli._steps import (
     require_outputs,
     write_result,
 )
-from spectralclip.methods._estimators import estimators
+from spectralclip.methods import estimators
 
 app = typer.Typer(
     name="spectralclip",

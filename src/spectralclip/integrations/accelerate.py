@@ -12,8 +12,7 @@ from torch.optim import Optimizer
 from spectralclip._clipping import Targets
 from spectralclip._models import ExampleInputs, Pairs
 from spectralclip._training import Attachment, Method, Schedule, attach
-from spectralclip.integrations._missing import missing
-from spectralclip.integrations._run import moved
+from spectralclip.integrations._callback import missing, moved
 
 try:
     from accelerate import Accelerator

@@ -7,12 +7,13 @@ on, by the name of its file.
 from spectralclip._training import SpectralClip as SpectralClip
 from spectralclip.methods._domain import OutsideDomain as OutsideDomain
 from spectralclip.methods._registry import available as available
+from spectralclip.methods._registry import estimators as estimators
 from spectralclip.methods._registry import get as get
-from spectralclip.methods.baselines._convex_sum import ConvexSum as ConvexSum
-from spectralclip.methods.baselines._deflation import virmaux_svds as virmaux_svds
+from spectralclip.methods.baselines._power import virmaux_svds as virmaux_svds
 from spectralclip.methods.baselines.aol import AOL as AOL
 from spectralclip.methods.baselines.cayley import Cayley as Cayley
 from spectralclip.methods.baselines.cisse import Cisse as Cisse
+from spectralclip.methods.baselines.cisse import ConvexSum as ConvexSum
 from spectralclip.methods.baselines.delattre import Delattre as Delattre
 from spectralclip.methods.baselines.eco import ECO as ECO
 from spectralclip.methods.baselines.farnia import Farnia as Farnia

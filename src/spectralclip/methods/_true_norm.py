@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
-import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
+from torch.nn.utils import parametrize
 
 from spectralclip._common import Shape
-from spectralclip._operators import LinearOperator, check_affine, plain_numerics
+from spectralclip._operators import (
+    AffineFunction,
+    LinearOperator,
+    check_affine,
+    evaluation_mode,
+    plain_numerics,
+    unchanged_rng,
+)
 from spectralclip._spectrum import RitzTracker, Tracked, fresh_ritz, svds
-from spectralclip.methods._bare import BareLayer
+from spectralclip._training import live_operator, seeded
 from spectralclip.methods._domain import OutsideDomain
 
 # Vectors that are followed: a value that overtakes the first one has been the second before.
@@ -97,7 +105,7 @@ class TrueNorm(nn.Module):
 
     @plain_numerics()
     def search(self) -> float:
-        """Look for the leading vectors anew, to 1e-3.
+        """Search for the leading vectors anew, to 1e-3.
 
         Returns:
             The largest norm of the layer without the parametrization, over its input shapes.
@@ -159,8 +167,7 @@ class TrueNorm(nn.Module):
     def _generator(self) -> torch.Generator:
         """Of a seed that goes on from one draw to the next, and with a checkpoint."""
         self.draws += 1
-        origin = f"{self._seed}, {int(self.draws)}"
-        return torch.Generator("cpu").manual_seed(zlib.crc32(origin.encode()))
+        return seeded(f"{self._seed}, {int(self.draws)}")
 
     def _has_changed(self) -> bool:
         """Whether the weight is finite, and not the one that the vectors are of; from now on it is.
@@ -194,3 +201,100 @@ class TrueNorm(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """Without what is true of this very layer's memory."""
         return {**self.__dict__, "_seen": (0, 0)}
+
+
+_SLOTS = ("__dict__", "__weakref__")
+
+
+def make_plain_(module: nn.Module, name: str, order: Sequence[str]) -> None:
+    """Leave the weight that a parametrization makes, with parameters in the order of before."""
+    kind = type(module)
+    # Copies of the module share the class that torch made of it, and would lose their weight
+    # along with it.
+    own = {key: value for key, value in vars(kind).items() if key not in _SLOTS}
+    module.__class__ = type(kind.__name__, kind.__bases__, own)
+    with evaluation_mode([module]):
+        parametrize.remove_parametrizations(module, name)
+    # In the order of before, since optimizers number parameters by it.
+    table = module._parameters
+    for key in [*order, *(key for key in list(table) if key not in order)]:
+        if key in table:
+            table[key] = table.pop(key)
+
+
+def scales_with(module: nn.Module, in_shape: Shape, name: str) -> bool:
+    """Whether `M(2 W) = 2 M(W)`: twice the weight, and nothing else, makes twice the layer.
+
+    True as well of a layer that cannot be evaluated, as with NaN among its weights: who goes on to
+    use it will say so better.
+    """
+    try:
+        function = AffineFunction([module], in_shape)
+    except ValueError:
+        return True
+    whole = function.stages[0].parameters[name]
+    twice = {whole: 2 * function.values[whole]}
+    generator = torch.Generator("cpu").manual_seed(0)
+    x = torch.randn(1, *function.in_shape, generator=generator, device="cpu")
+    points = torch.cat([function.zeros(1), function.gain * x.to(function.zeros(1))])
+    with torch.no_grad(), unchanged_rng(function.device):
+        (zero, one), (zero_twice, one_twice) = function(points.clone()), function(points, twice)
+    expected = 2 * (one - zero)
+    defect = torch.linalg.vector_norm(one_twice - zero_twice - expected)
+    return bool(defect <= 1e-3 * torch.linalg.vector_norm(expected))
+
+
+@final
+class BareLayer:
+    """The layer `M(W)` for a weight W that the module itself no longer uses as it is.
+
+    Attributes:
+        is_bare: Whether the parametrization is to hand the weight on unchanged.
+    """
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        self.module, self._name, self.is_bare = module, name, False
+        self._order = list(module._parameters)
+        self._functions: dict[object, AffineFunction] = {}
+
+    @property
+    def weight(self) -> Tensor:
+        """The parameter itself."""
+        module: Any = self.module
+        if self.is_parametrized:
+            weight: Tensor = module.parametrizations[self._name].original
+            return weight
+        return module._parameters[self._name]  # type: ignore[no-any-return]
+
+    def operator(self, shape: Shape) -> LinearOperator:
+        """The layer as it is now; of a plain one only the weight is read again."""
+        weight = self.weight
+        key = shape, weight.dtype, weight.device, self.is_parametrized
+        with self._bare(), evaluation_mode([self.module]):
+            if key not in self._functions:
+                self._functions[key] = AffineFunction([self.module], shape)
+            return live_operator([self.module], self._functions[key])
+
+    def pullback(self, op: LinearOperator, u: Tensor, v: Tensor) -> Tensor:
+        """The gradient of `<u, M(W) v>` in W."""
+        weight = self.weight
+        names = [name for name, one in op.function.parameters.items() if one is weight]
+        with self._bare():
+            return op.pullback(u, v)[names[0]]
+
+    @property
+    def is_parametrized(self) -> bool:
+        """Whether the weight is made by a parametrization."""
+        return parametrize.is_parametrized(self.module, self._name)
+
+    def make_plain_(self) -> None:
+        """Remove the parametrization, leaving the weight that it makes."""
+        make_plain_(self.module, self._name, self._order)
+
+    @contextmanager
+    def _bare(self) -> Iterator[None]:
+        before, self.is_bare = self.is_bare, True
+        try:
+            yield
+        finally:
+            self.is_bare = before

@@ -18,8 +18,8 @@ from spectralclip._operators import (
     plain_numerics,
 )
 from spectralclip._spectrum import PowerQR, svds
-from spectralclip.methods._descent import Weights, descend
-from spectralclip.methods._settings import check_count, check_positive
+from spectralclip.methods._domain import check_count, check_positive
+from spectralclip.methods._followed import Weights, descend
 
 
 class PaperClipSettings(TypedDict):

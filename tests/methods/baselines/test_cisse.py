@@ -24,8 +24,7 @@ from oracle import dense_norm
 from spectralclip import NormWarning, attach
 from spectralclip.methods import ConvexSum
 from spectralclip.methods._domain import OutsideDomain
-from spectralclip.methods.baselines._convex_sum import on_simplex
-from spectralclip.methods.baselines.cisse import Cisse, retracted
+from spectralclip.methods.baselines.cisse import Cisse, on_simplex, retracted
 
 FULL = Cisse(beta=0.03, share=1.0)
 

@@ -24,7 +24,7 @@ from training_cases import (
 from oracle import dense_matrix, dense_norm
 from spectralclip import NormWarning, attach
 from spectralclip.methods._domain import OutsideDomain
-from spectralclip.methods.baselines import _scaler
+from spectralclip.methods.baselines import _power
 from spectralclip.methods.baselines.farnia import Farnia
 from spectralclip.methods.baselines.gouk import Gouk
 
@@ -133,7 +133,7 @@ def test_the_steps_are_those_of_the_paper(
     mode: str, method: Any, iterations: int, warm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start = torch.randn(1, 4, 6, 6, dtype=torch.float64)
-    monkeypatch.setattr(_scaler._Measured, "_first", lambda self: start)
+    monkeypatch.setattr(_power, "random_start", lambda op, generator: start)
     model = nn.Sequential(conv(mode)).double()
     twin = copy.deepcopy(model)
     attachment = attach(method, model, torch.zeros(1, 4, 6, 6).double(), max_norm=0.5)

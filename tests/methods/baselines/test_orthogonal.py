@@ -453,7 +453,7 @@ class TwoUses(nn.Module):
 
 
 def why_not(method: SwapMethod, layer: nn.Module, *in_shape: int) -> str:
-    return method.why_not(FoundLayer("", (layer,), (in_shape,), (), 1))
+    return method.why_not(FoundLayer("", (layer,), (in_shape,), (), 1), in_shape)
 
 
 @over_methods
@@ -466,8 +466,10 @@ def test_refused(name: str) -> None:
     assert "not ConvTranspose2d" in why_not(method, nn.ConvTranspose2d(2, 2, 3), 2, 8, 8)
     assert "not BatchNorm2d" in why_not(method, nn.BatchNorm2d(2), 2, 8, 8)
     layers = find_layers(TwoUses(), torch.zeros(1, 2, 8, 8), False)
-    assert "one size of image, not for 2" in method.why_not(layers["conv"])
-    assert "shared with right" in method.why_not(layers["left"])
+    assert "one size of image, not for 2" in method.why_not(
+        layers["conv"], *layers["conv"].in_shapes
+    )
+    assert "shared with right" in method.why_not(layers["left"], *layers["left"].in_shapes)
     with pytest.raises(ValueError, match="found no layer to take care of"):
         attach(method, TwoUses(), torch.zeros(1, 2, 8, 8))
 
@@ -663,7 +665,9 @@ def test_weights_that_are_not_finite_are_reported_once_and_it_goes_on(name: str)
         assert attachment.norms() == {"0": 0.5, "1": 0.5}
         kept = model[1].weight.detach().clone()
         model[1].weight.data[0, 0, 0, 0] = broken
-        with pytest.warns(NormWarning, match=" on layer '1': weights are NaN or infinite") as said:
+        with pytest.warns(
+            NormWarning, match=" on layer '1': its weights or statistics are NaN"
+        ) as said:
             for _ in range(3):
                 attachment.step()
                 assert attachment.norms()["0"] == 0.5

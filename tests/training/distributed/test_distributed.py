@@ -26,11 +26,11 @@ from spectralclip._models.layers import FoundLayer, find_layers
 from spectralclip._training.attach import attach
 from spectralclip._training.attachment import Attachment
 from spectralclip._training.distributed.assignment import divided, estimated_cost
-from spectralclip._training.distributed.consensus import Ledger, Report
-from spectralclip._training.distributed.layout import Layout, team_of
-from spectralclip._training.distributed.process_group import Team
+from spectralclip._training.distributed.consensus import Assignment, Report
+from spectralclip._training.distributed.layout import Layout, group_of
+from spectralclip._training.distributed.process_group import ProcessGroup
 from spectralclip._training.distributed.sharing import Sharing
-from spectralclip._training.method import Keeper, Method
+from spectralclip._training.method import Method, MethodState
 from spectralclip._training.momentum import Momentum
 from spectralclip._training.spectral_clip import SpectralClip
 
@@ -58,11 +58,11 @@ class Scale(Method):
     def divides(self) -> bool:
         return self.division
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         return Scaling(self, sharing)
 
 
-class Scaling(Keeper):
+class Scaling(MethodState):
     def __init__(self, method: Scale, sharing: Sharing) -> None:
         self.method, self.sharing, self.applications = method, sharing, 0
         self.memory = {name: torch.zeros(()) for name in sharing.mine()}
@@ -83,7 +83,7 @@ class Scaling(Keeper):
                 factor = bound / (norm + 0.1 * float(self.memory[name]))
                 with torch.no_grad():
                     weight.mul_(factor)
-                self.sharing.strip(weight, partial(take_out, weight.detach().clone()))
+                self.sharing.project_momentum(weight, partial(take_out, weight.detach().clone()))
                 self.latest[name] = factor * norm
 
     def norms(self) -> dict[str, float]:
@@ -240,7 +240,7 @@ def test_ranks_end_with_the_same_bits(
 def test_two_ranks_on_equal_data_do_what_one_does(
     pair: Processes, kind: str, optimizer: str, method: Method
 ) -> None:
-    """Weights, and momentum as it was stripped, on shards of which some are uneven."""
+    """Weights, and momentum as it was projected, on shards of which some are uneven."""
     alone = Run("alone", optimizer, method).train(0, 5)
     (weights, norms), _ = pair.run(_trained, kind, optimizer, False, method)
     expected = alone.weights()
@@ -272,7 +272,7 @@ def _work_on_tower(kind: str, method: Method) -> Any:
     with FlopCounterMode(display=False) as counter:
         for _ in range(2):
             attachment.step()
-    work = [counter.get_total_flops(), attachment._keeper.applications]  # type: ignore[union-attr]
+    work = [counter.get_total_flops(), attachment._state.applications]  # type: ignore[union-attr]
     return work, len(attachment._sharing.mine())
 
 
@@ -334,13 +334,13 @@ def _messages(frozen: bool) -> list[list[int]]:
     model = network()
     attachment = attach(Scale(), model, torch.zeros(1, *SHAPE), max_norm=1e6 if frozen else BOUND)
     sent: list[list[int]] = []
-    original = Team.broadcast
+    original = ProcessGroup.broadcast
 
-    def spy(team: Team, tensors: Mapping[int, Any]) -> None:
+    def spy(group: ProcessGroup, tensors: Mapping[int, Any]) -> None:
         sent.append(sorted(len(part) for part in tensors.values()))
-        original(team, tensors)
+        original(group, tensors)
 
-    Team.broadcast = spy  # type: ignore[method-assign]
+    ProcessGroup.broadcast = spy  # type: ignore[method-assign]
     try:
         for _ in range(2):
             attachment.step()
@@ -348,7 +348,7 @@ def _messages(frozen: bool) -> list[list[int]]:
             model[3].weight.mul_(3.0)
         attachment.step()
     finally:
-        Team.broadcast = original  # type: ignore[method-assign]
+        ProcessGroup.broadcast = original  # type: ignore[method-assign]
     return sent
 
 
@@ -533,7 +533,7 @@ def _diverged(step: int) -> str:
             if number == step:
                 diverge()
             # The others' work would hide it.
-            attachment._keeper.after_step = lambda step, bounds: None  # type: ignore[union-attr]
+            attachment._state.after_step = lambda step, bounds: None  # type: ignore[union-attr]
             attachment.step()
 
     return _error(go)
@@ -561,8 +561,10 @@ def test_ranks_at_different_things_do_not_wait_forever(pair: Processes, kind: st
 def _absent() -> str:
     group = dist.new_group(timeout=timedelta(seconds=2))
     layers = layers_of(network(), SHAPE)
-    ledger = Ledger(Team(group, torch.device("cpu")), layers, dict.fromkeys(layers, 1.0))
-    return _error(ledger.meet, Report("step 7")) if dist.get_rank() == 0 else ""
+    assignment = Assignment(
+        ProcessGroup(group, torch.device("cpu")), layers, dict.fromkeys(layers, 1.0)
+    )
+    return _error(assignment.reach_consensus, Report("step 7")) if dist.get_rank() == 0 else ""
 
 
 def test_a_rank_that_does_not_come_is_missed(pair: Processes) -> None:
@@ -663,7 +665,7 @@ def _tensor_parallel_inside() -> str:
     model = nn.Sequential(nn.Linear(8, 8))
     parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel()})
     fully_shard(model, mesh=mesh["data"])
-    return _error(team_of, model, {"0": FoundLayer("0", (model[0],), ((8,),), (), 1)})
+    return _error(group_of, model, {"0": FoundLayer("0", (model[0],), ((8,),), (), 1)})
 
 
 @pytest.mark.slow

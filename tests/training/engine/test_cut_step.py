@@ -11,7 +11,13 @@ from scipy.optimize import minimize, nnls
 from torch import Tensor, nn
 
 from spectralclip._linalg.qp import solve_nonnegative
-from spectralclip._training.engine.cut_step import Cuts, DenseCuts, FactorCuts, project_, strip_
+from spectralclip._training.engine.cut_step import (
+    Cuts,
+    DenseCuts,
+    FactorCuts,
+    project_,
+    project_momentum_,
+)
 from spectralclip._training.momentum import Momentum, momentum_of
 
 KINDS = ["dense", "factors", "groups"]
@@ -166,7 +172,7 @@ def test_a_stripped_momentum_pushes_outward_along_no_cut(kind: str, adam: bool, 
     metric = draw(generator, *weight.shape).exp() if adam else None
     before = buffer if metric is None else buffer * metric
     assert (rows @ before.flatten()).min() < 0, "nothing to strip"
-    strip_(Momentum(buffer, metric), cuts)
+    project_momentum_(Momentum(buffer, metric), cuts)
     after = buffer if metric is None else buffer * metric
     # The weight moves by -step: a step with <g, step> >= 0 lets no value grow.
     assert (rows @ after.flatten()).min() > -1e-7
@@ -184,7 +190,7 @@ def test_a_momentum_that_pushes_inward_stays_bit_for_bit(kind: str, adam: bool) 
     buffer = buffer.reshape(weight.shape)
     metric = torch.full_like(buffer, 3.0) if adam else None
     before = buffer.clone()
-    strip_(Momentum(buffer, metric), cuts)
+    project_momentum_(Momentum(buffer, metric), cuts)
     assert torch.equal(buffer, before)
 
 
@@ -196,7 +202,7 @@ def test_entries_that_hardly_had_gradients_do_not_lengthen_the_step() -> None:
     buffer = weight.clone() * squares.sqrt()
     before = buffer * metric
     assert (rows @ before.flatten()).min() < 0
-    strip_(Momentum(buffer, metric), cuts)
+    project_momentum_(Momentum(buffer, metric), cuts)
     after = buffer * metric
     assert after.norm() <= before.norm() * (1 + 1e-9)
     assert (rows @ after.flatten()).min() > -1e-7

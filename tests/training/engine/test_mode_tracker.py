@@ -1,4 +1,4 @@
-"""Plane waves find the singular values of convolutions, as dense matrices have them."""
+"""Fourier modes find the singular values of convolutions, as dense matrices have them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from spectralclip._operators.build import explicit_maps
 from spectralclip._operators.maps import ConvMap
 from spectralclip._training.engine.mode_tracker import (
     Frequencies,
+    Modes,
+    ModeTracker,
     Taps,
-    Waves,
-    WaveTracker,
-    waves_on,
 )
 
 Array = np.ndarray[Any, Any]
@@ -82,18 +81,20 @@ def tracker_of(
     batch: int = 1,
     width: int = 2,
     dtype: torch.dtype = torch.float64,
-) -> WaveTracker:
+) -> ModeTracker:
     generators = [torch.Generator().manual_seed(i) for i in range(batch)]
     shape = (batch, kernel.c_out, kernel.c_in)
     like = torch.empty(0, dtype=dtype)
-    return WaveTracker(shape, kernel.taps, frequencies, width, like, generators)
+    return ModeTracker(shape, kernel.taps, frequencies, width, like, generators)
 
 
-def settle(tracker: WaveTracker, weight: Tensor, looks: int = 100, *, move: bool = False) -> Waves:
-    for _ in range(looks):
-        waves = tracker.look(weight, None, move=move)
-        tracker.keep(waves)
-    return waves
+def settle(
+    tracker: ModeTracker, weight: Tensor, refreshes: int = 100, *, move: bool = False
+) -> Modes:
+    for _ in range(refreshes):
+        modes = tracker.refresh(weight, None, move=move)
+        tracker.keep(modes)
+    return modes
 
 
 def conv_of(module: nn.Module, in_shape: tuple[int, ...]) -> ConvMap:
@@ -110,11 +111,9 @@ def test_taps_are_steps_and_remainders() -> None:
     taps = Taps.of((3, 2), (2, 1), (1, 3))
     positions = [(a, 3 * b) for a in range(3) for b in range(2)]
     assert taps.steps.int().tolist() == [[a // 2, b] for a, b in positions]
-    assert list(taps.rests) == [(a % 2, 0) for a, _ in positions]
+    assert taps.remainders.tolist() == [a % 2 for a, _ in positions]
     assert taps.remainder_count == 2
     assert not taps.do_not_overlap
-    assert taps.rests[taps.of_remainder((1, 0))] == (1, 0)
-    assert taps.of_remainder((0, 1)) == -1
 
 
 @pytest.mark.parametrize(
@@ -166,17 +165,17 @@ def test_looks_converge_to_the_values_of_the_symbol(name: str, width: int) -> No
     tracker = tracker_of(kernel, frequencies, 2, width)
     tops = []
     for _ in range(400):
-        waves = tracker.look(weight, None, move=False)
-        tracker.keep(waves)
-        tops.append(waves.S[:, :, 0])
+        modes = tracker.refresh(weight, None, move=False)
+        tracker.keep(modes)
+        tops.append(modes.S[:, :, 0])
     # Single precision alone is assumed of the Gram matrices.
     assert (np.diff(np.array(tops), axis=0) >= -1e-6).all()
     for b, f in product(range(2), range(4)):
         dense = kernel.symbol(weight[b].numpy(), angles[f].numpy())
         values = np.linalg.svd(dense, compute_uv=False)
-        assert waves.S[b, f, 0] == pytest.approx(values[0], rel=1e-5)
-        assert (waves.S[b, f] <= values[: waves.S.shape[2]] * (1 + 1e-6)).all()
-        left = waves.U[b, f, 0].numpy()
+        assert modes.S[b, f, 0] == pytest.approx(values[0], rel=1e-5)
+        assert (modes.S[b, f] <= values[: modes.S.shape[2]] * (1 + 1e-6)).all()
+        left = modes.U[b, f, 0].numpy()
         u = left[0] + 1j * left[1]
         assert np.linalg.norm(u) == pytest.approx(1, rel=1e-6)
         # A left singular vector: the symbol's adjoint stretches it by the value.
@@ -190,11 +189,11 @@ def test_outputs_may_be_scaled_row_by_row() -> None:
     angles = torch.tensor([[0.4, -1.1], [2.0, 0.0]], dtype=torch.float64)
     tracker = tracker_of(kernel, Frequencies(angles, (0.0, 0.0)), 2)
     for _ in range(300):
-        waves = tracker.look(weight, rows, move=False)
-        tracker.keep(waves)
+        modes = tracker.refresh(weight, rows, move=False)
+        tracker.keep(modes)
     for b, f in product(range(2), range(2)):
         dense = rows[b].numpy()[:, None] * kernel.symbol(weight[b].numpy(), angles[f].numpy())
-        assert waves.S[b, f, 0] == pytest.approx(np.linalg.norm(dense, 2), rel=1e-5)
+        assert modes.S[b, f, 0] == pytest.approx(np.linalg.norm(dense, 2), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -218,9 +217,9 @@ def test_the_embedding_torus_is_above_zero_padding_and_close(
     kernel = Kernel(layer.kernel_size, geometry.stride, geometry.dilation, *layer.weight.shape[:2])
     sides = embedding_sides(conv)
     grid = Frequencies.on_grid(tuple(n // s for n, s in zip(sides, geometry.stride, strict=True)))
-    waves = settle(tracker_of(kernel, grid), layer.weight.detach().flatten(1)[None], 200)
+    modes = settle(tracker_of(kernel, grid), layer.weight.detach().flatten(1)[None], 200)
     norm = dense_norm(layer.eval(), in_shape)
-    assert share * waves.S.max() <= norm <= waves.S.max() * (1 + 1e-5)
+    assert share * modes.S.max() <= norm <= modes.S.max() * (1 + 1e-5)
 
 
 CIRCULAR = {
@@ -237,33 +236,56 @@ CIRCULAR = {
 }
 
 
-def circular(name: str) -> tuple[Any, tuple[int, ...], Kernel, WaveTracker, Waves]:
+def circular(name: str) -> tuple[Any, tuple[int, ...], Kernel, ModeTracker, Modes]:
     make, in_shape = CIRCULAR[name]
     layer = make().double().eval()
     kernel = Kernel(layer.kernel_size, layer.stride, layer.dilation, *layer.weight.shape[:2])
     sizes = tuple(n // s for n, s in zip(in_shape[1:], layer.stride, strict=True))
     tracker = tracker_of(kernel, Frequencies.on_grid(sizes))
-    waves = settle(tracker, layer.weight.detach().flatten(1)[None], 400)
-    return layer, in_shape, kernel, tracker, waves
+    modes = settle(tracker, layer.weight.detach().flatten(1)[None], 400)
+    return layer, in_shape, kernel, tracker, modes
 
 
 @pytest.mark.parametrize("name", CIRCULAR)
 def test_the_grid_of_a_circular_layer_has_its_norm(name: str) -> None:
-    layer, in_shape, *_, waves = circular(name)
+    layer, in_shape, *_, modes = circular(name)
     norm = dense_norm(layer, in_shape)
-    assert waves.S.max() == pytest.approx(norm, rel=1e-6)
+    assert modes.S.max() == pytest.approx(norm, rel=1e-6)
+
+
+def mode_on(amplitudes: Tensor, frequency: Tensor, kernel: Kernel, places: list[Tensor]) -> Tensor:
+    """A Fourier mode as an image, its real and its imaginary part: `(2, c_in, *sides)`.
+
+    Args:
+        amplitudes: `(c_in, T)`, complex: what each tap reads of it at the origin.
+        frequency: `(d,)`.
+        kernel: The kernel.
+        places: For each axis, the positions of the pixels, of which tap 0 reads position 0.
+    """
+    grid = torch.cartesian_prod(*places).reshape(-1, len(places))
+    stride = torch.tensor(kernel.stride)
+    steps = torch.div(grid, stride, rounding_mode="floor")
+    taps = [[t * d for t in range(k)] for k, d in zip(kernel.size, kernel.dilation, strict=True)]
+    rests = [tuple(x % s for x, s in zip(p, kernel.stride, strict=True)) for p in product(*taps)]
+    wanted = [tuple(rest) for rest in (grid - steps * stride).tolist()]
+    tap = torch.tensor([rests.index(rest) if rest in rests else -1 for rest in wanted])
+    turns = (steps - kernel.taps.steps[tap.clamp_min(0)]) @ frequency
+    phases = torch.polar((tap >= 0).double(), turns).to(amplitudes)
+    image = amplitudes[:, tap.clamp_min(0)] * phases
+    image = image.reshape(len(amplitudes), *[len(place) for place in places])
+    return torch.stack((image.real, image.imag))
 
 
 @pytest.mark.parametrize("name", CIRCULAR)
 @torch.no_grad()
-def test_waves_of_a_circular_layer_are_its_singular_vectors(name: str) -> None:
-    layer, in_shape, kernel, tracker, waves = circular(name)
-    place = int(waves.S[0, :, 0].argmax())
-    _, right = waves.cuts(np.array([0]), np.array([place * waves.S.shape[2]]))
+def test_modes_of_a_circular_layer_are_its_singular_vectors(name: str) -> None:
+    layer, in_shape, kernel, tracker, modes = circular(name)
+    place = int(modes.S[0, :, 0].argmax())
+    _, right = modes.cuts(np.array([0]), np.array([place * modes.S.shape[2]]))
     columns = right[0].reshape(2, kernel.c_in, -1)
     frequency = torch.from_numpy(tracker.frequencies[0, place])
     sides = [torch.arange(n) + layer.padding[i] for i, n in enumerate(in_shape[1:])]
-    images = waves_on(torch.complex(columns[0], columns[1]), frequency, kernel.taps, sides)
+    images = mode_on(torch.complex(columns[0], columns[1]), frequency, kernel, sides)
     layer.bias.zero_()
     norm = dense_norm(layer, in_shape)
     outputs = layer(images)
@@ -284,15 +306,15 @@ def test_cuts_are_the_gradients_of_values(name: str) -> None:
     angles = torch.full((1, len(kernel.size)), 0.7, dtype=torch.float64)
     frequencies = Frequencies(angles, (0.0,) * len(kernel.size))
     tracker = tracker_of(kernel, frequencies, 2)
-    waves = settle(tracker, weight, 500)
+    modes = settle(tracker, weight, 500)
     rng = np.random.default_rng(2)
     kernels = np.array([1, 0])
-    left, right = waves.cuts(kernels, np.array([0, 0]))
+    left, right = modes.cuts(kernels, np.array([0, 0]))
     for i, which in enumerate(kernels):
         gradient = (left[i].T @ right[i]).numpy()
         # A norm is the product with its gradient.
         value = float((gradient * weight[which].numpy()).sum())
-        assert value == pytest.approx(waves.S[which, 0, 0], rel=1e-5)
+        assert value == pytest.approx(modes.S[which, 0, 0], rel=1e-5)
         direction = rng.standard_normal(gradient.shape)
         up, down = (
             np.linalg.norm(
@@ -355,7 +377,7 @@ def test_promising_frequencies_are_the_largest_and_in_time_all() -> None:
             leading = set(np.argsort(-tracker.values[b])[: count // 2])
             assert leading <= set(chosen[b])
             visited[b] |= set(chosen[b])
-        tracker.keep(tracker.look(weight, None, chosen, move=False))
+        tracker.keep(tracker.refresh(weight, None, chosen, move=False))
     assert all(len(seen) == total for seen in visited)
     assert tracker.promising(np.zeros((2, total)), total) is None
 
@@ -377,16 +399,16 @@ def test_looking_at_some_frequencies_leaves_the_others() -> None:
     kernel = KERNELS["2d-stride-2"]
     weight = kernel.weights(2)
     one, other = (tracker_of(kernel, Frequencies.on_grid((4, 4)), 2) for _ in range(2))
-    whole = one.look(weight, None, move=False)
+    whole = one.refresh(weight, None, move=False)
     chosen = np.array([[1, 4], [0, 7]])
     start = other.vectors.clone()
-    waves = other.look(weight, None, chosen, move=False)
-    other.keep(waves)
+    modes = other.refresh(weight, None, chosen, move=False)
+    other.keep(modes)
     for b, row in enumerate(chosen):
-        np.testing.assert_allclose(waves.S[b], whole.S[b, row], rtol=1e-10)
+        np.testing.assert_allclose(modes.S[b], whole.S[b, row], rtol=1e-10)
         left = [f for f in range(start.shape[1]) if f not in row]
         assert torch.equal(other.vectors[b, left], start[b, left])
-        torch.testing.assert_close(other.vectors[b, row], waves.U[b])
+        torch.testing.assert_close(other.vectors[b, row], modes.U[b])
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -426,8 +448,8 @@ def test_drift_notices_at_once_what_is_about_to_grow() -> None:
     tracker.follow_drift(change, None, None)
     tracker.follow_drift(change, None, None)
     grown = weight + 2 * change
-    without = tracker.look(grown, None, move=False).S[0, :, 0]
-    aware = tracker.look(grown, None, move=False, drift=True).S[0, :, 0]
+    without = tracker.refresh(grown, None, move=False).S[0, :, 0]
+    aware = tracker.refresh(grown, None, move=False, drift=True).S[0, :, 0]
     exact = np.array(
         [np.linalg.norm(kernel.symbol(grown[0].numpy(), w), 2) for w in tracker.frequencies[0]]
     )

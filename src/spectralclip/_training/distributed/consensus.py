@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
@@ -11,9 +10,8 @@ from torch import nn
 
 from spectralclip._models import FoundLayer
 from spectralclip._training.distributed.assignment import divided, parameters_of
-from spectralclip._training.distributed.process_group import Team, digest
+from spectralclip._training.distributed.process_group import ProcessGroup, digest
 
-_NUMBERS, _OBJECTS = 1, 2  # what results are made of
 _HEAD = 4  # columns of a report's row that are not about layers or weights
 
 SAME_WEIGHTS = (
@@ -33,7 +31,7 @@ class DisagreementError(RuntimeError):
 @final
 @dataclass
 class Report:
-    """What one process says at a meeting, or all of them together.
+    """What one process tells the others, or all of them together.
 
     Attributes:
         label: What it is doing.
@@ -41,7 +39,7 @@ class Report:
         facts: A number for each layer that has to be the same everywhere, or none at all.
         about: What the facts are, and the remedy where they differ.
         changed: The numbers of the parameters that have been changed.
-        stripped: The numbers of those whose momentum has been changed or is to be, each with a
+        projected: The numbers of those whose momentum has been changed or is to be, each with a
             positive number that the others need to know.
         error: What went wrong, if anything.
     """
@@ -51,16 +49,16 @@ class Report:
     facts: Sequence[int] = ()
     about: tuple[str, str] = ("weights", SAME_WEIGHTS)
     changed: set[int] = field(default_factory=set)
-    stripped: dict[int, int] = field(default_factory=dict)
+    projected: dict[int, int] = field(default_factory=dict)
     error: Exception | None = None
 
 
 @final
-class Ledger:
+class Assignment:
     """The layers of a model, and for each the process that works on it.
 
     Attributes:
-        team: The processes.
+        group: The processes.
         layers: All layers, in the same order everywhere.
         parameters: Their parameters, each once: the numbers of parameters count these.
         owners: By a parameter's number, the process that works on it.
@@ -69,18 +67,18 @@ class Ledger:
     """
 
     def __init__(
-        self, team: Team, layers: Mapping[str, FoundLayer], costs: Mapping[str, float]
+        self, group: ProcessGroup, layers: Mapping[str, FoundLayer], costs: Mapping[str, float]
     ) -> None:
-        by_name = divided(layers, costs, team.size)
+        by_name = divided(layers, costs, group.size)
         held = {name: parameters_of(layer) for name, layer in layers.items()}
         unique = {id(p): (p, by_name[name]) for name, own in held.items() for p in own}
         number = {key: n for n, key in enumerate(unique)}
-        self.team, self.layers = team, dict(layers)
+        self.group, self.layers = group, dict(layers)
         self.parameters: list[nn.Parameter] = [p for p, _ in unique.values()]
         self.owners = [owner for _, owner in unique.values()]
         self.numbers = {name: [number[id(p)] for p in own] for name, own in held.items()}
-        self.mine = {name: layers[name] for name in layers if by_name[name] == team.rank}
-        self._layer_owners, self._meetings = [by_name[name] for name in layers], 0
+        self.mine = {name: layers[name] for name in layers if by_name[name] == group.rank}
+        self._exchanges = 0
 
     def attempt(self, work: Callable[[], dict[str, Any]], label: str) -> Report:
         """Do the work, and report a failure rather than raise: the others would wait forever."""
@@ -89,78 +87,63 @@ class Ledger:
         except Exception as error:
             return Report(label, error=error)
 
-    def meet(self, report: Report) -> Report:
+    def reach_consensus(self, report: Report) -> Report:
         """Exchange reports in one small message; what they say together is the same everywhere.
 
         Raises:
             DisagreementError: Processes are at different things, or state different facts.
         """
-        self._meetings += 1
+        self._exchanges += 1
         table = self._table(report)
         self._require_same_place(table, report)
         self._require_same_facts(table, report)
-        layers, weights = len(self.layers), len(self.parameters)
-        rows = [_cut(row[_HEAD + layers :], layers, layers, weights, weights) for row in table]
-        together = Report(report.label)
+        together, weights = Report(report.label), len(self.parameters)
         for number, owner in enumerate(self.owners):
-            _, _, changed, stripped = rows[owner]
-            if changed[number]:
+            row = table[owner][_HEAD + len(self.layers) :]
+            if row[number]:
                 together.changed.add(number)
-            if stripped[number]:
-                together.stripped[number] = stripped[number]
+            if row[weights + number]:
+                together.projected[number] = row[weights + number]
         failed = [rank for rank, row in enumerate(table) if row[2]]
         if failed:
             together.error = self._failure(failed[0], report)
-        elif any(row[3] == _OBJECTS for row in table):
+        elif any(row[3] for row in table):
             together.results = self.merged(report.results)
-        else:
-            for number, (name, owner) in enumerate(
-                zip(self.layers, self._layer_owners, strict=True)
-            ):
-                values, known, _, _ = rows[owner]
-                if known[number]:
-                    together.results[name] = _from_bits(values[number])
         return together
 
     def merged(self, by_layer: dict[str, Any]) -> dict[str, Any]:
         """What each process knows of its layers, put together in the order of the layers."""
         known: dict[str, Any] = {}
-        for part in self.team.objects(by_layer):
+        for part in self.group.objects(by_layer):
             known |= part
         return {name: known[name] for name in (*self.layers, *known) if name in known}
 
     def _table(self, report: Report) -> list[list[int]]:
         try:
-            return self.team.table(self._row(report))
+            return self.group.table(self._row(report))
         except RuntimeError as error:
             raise DisagreementError(
-                f"At {report.label}, rank {self.team.rank} did not hear from all others: {error} "
+                f"At {report.label}, rank {self.group.rank} did not hear from all others: {error} "
                 f"{_SAME_CALLS}"
             ) from error
 
     def _row(self, report: Report) -> list[int]:
-        """A report as numbers, as many at every meeting."""
-        results, every = report.results, range(len(self.parameters))
-        plain = (
-            all(type(v) is float for v in results.values()) and results.keys() <= self.mine.keys()
-        )
-        values = results if plain else {}
+        """A report as numbers, as many in every exchange."""
+        every = range(len(self.parameters))
         return [
             digest(report.label),
-            self._meetings,
+            self._exchanges,
             int(report.error is not None),
-            0 if not results else _NUMBERS if plain else _OBJECTS,
+            int(bool(report.results)),
             *(report.facts or [0] * len(self.layers)),
-            *(_to_bits(values.get(name, 0.0)) for name in self.layers),
-            *(int(name in values) for name in self.layers),
             *(int(n in report.changed) for n in every),
-            *(report.stripped.get(n, 0) for n in every),
+            *(report.projected.get(n, 0) for n in every),
         ]
 
     def _require_same_place(self, table: list[list[int]], report: Report) -> None:
         if all(row[:2] == table[0][:2] for row in table):
             return
-        places = self.team.objects(f"{report.label} (meeting {self._meetings})")
+        places = self.group.objects(f"{report.label} (exchange {self._exchanges})")
         other = next(rank for rank, place in enumerate(places) if place != places[0])
         raise DisagreementError(
             f"The processes are at different things: rank 0 at {places[0]}, rank {other} at "
@@ -178,19 +161,19 @@ class Ledger:
                     )
 
     def _failure(self, rank: int, report: Report) -> Exception:
-        said = self.team.objects(None if report.error is None else str(report.error))
+        said = self.group.objects(None if report.error is None else str(report.error))
         if report.error is not None:
             return report.error
         return RuntimeError(f"Rank {rank} failed at {report.label}: {said[rank]}")
 
 
-def agree(team: Team, claims: Mapping[str, object]) -> None:
+def agree(group: ProcessGroup, claims: Mapping[str, object]) -> None:
     """Raise, everywhere, unless all processes claim the same, by what the claims are about."""
     texts = {about: repr(settings(claim)) for about, claim in claims.items()}
-    rows = team.table([digest(repr(texts))])
+    rows = group.table([digest(repr(texts))])
     if all(row == rows[0] for row in rows):
         return
-    said = team.objects(texts)
+    said = group.objects(texts)
     for rank, other in enumerate(said):
         for about in (*said[0], *other):
             first, second = said[0].get(about, "none"), other.get(about, "none")
@@ -212,21 +195,3 @@ def settings(value: object) -> object:
     if isinstance(value, Sequence):
         return [settings(part) for part in value]
     return type(value).__qualname__
-
-
-def _cut(row: list[int], *sizes: int) -> list[list[int]]:
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(row[start : start + size])
-        start += size
-    return parts
-
-
-def _to_bits(value: float) -> int:
-    bits: int = struct.unpack("q", struct.pack("d", value))[0]
-    return bits
-
-
-def _from_bits(bits: int) -> float:
-    value: float = struct.unpack("d", struct.pack("q", bits))[0]
-    return value

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from spectralclip._models import FoundLayer, is_sharded_tensor, local, sharded_modules
-from spectralclip._training.distributed.process_group import Team
+from spectralclip._training.distributed.process_group import ProcessGroup
 
 _REMEDY = (
     "Layers are left alone by giving max_norm by name, or a function that returns None for them."
@@ -77,7 +77,7 @@ def layout_of(tensor: Tensor, ranks: Sequence[int]) -> Layout:
     return Layout(cast(Shard, placements[cut]).dim, mesh.size(cut), places, replicas)
 
 
-def team_of(model: nn.Module, layers: Mapping[str, FoundLayer]) -> Team:
+def group_of(model: nn.Module, layers: Mapping[str, FoundLayer]) -> ProcessGroup:
     """The processes over which the weights are sharded.
 
     Raises:
@@ -118,4 +118,4 @@ def team_of(model: nn.Module, layers: Mapping[str, FoundLayer]) -> Team:
             "some processes: supported are meshes of one dimension, and those of all processes."
         )
     group = None if everyone else meshes[first].get_group()
-    return Team(group, local(tensors[first]).device)
+    return ProcessGroup(group, local(tensors[first]).device)

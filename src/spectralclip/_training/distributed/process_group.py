@@ -16,13 +16,13 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @final
-class Team:
+class ProcessGroup:
     """The processes that train one model, numbered from zero.
 
     Tensors travel as bytes, many in one message, so that they arrive bit for bit.
 
     Attributes:
-        rank: The number of this process in the team.
+        rank: The number of this process in the group.
         size: How many there are.
         ranks: For each, its number among all processes.
     """

@@ -12,7 +12,7 @@ from spectralclip._models import FoundLayer
 from spectralclip._training.momentum import Momentum
 from spectralclip._training.optimizers import Optimizers
 
-Strip: TypeAlias = Callable[[Momentum], None]
+Projection: TypeAlias = Callable[[Momentum], None]
 
 
 class Sharing(ABC):
@@ -50,8 +50,14 @@ class Sharing(ABC):
         return [name for name, weights in self.weights().items() if _one_moves(weights, held)]
 
     @abstractmethod
-    def strip(self, parameter: Tensor, strip: Strip) -> None:
-        """Change what the optimizer remembers of a parameter of one of `mine`, now or later."""
+    def project_momentum(self, parameter: Tensor, project: Projection) -> None:
+        """Change what the optimizer remembers of a parameter of one of `mine`, now or later.
+
+        Args:
+            parameter: The parameter.
+            project: Called with its momentum: a `buffer`, to be changed in place, and the `metric`
+                that its entries are multiplied with in a step, or None.
+        """
 
     @abstractmethod
     def carry_out(
@@ -80,18 +86,16 @@ class Alone(Sharing):
         self._layers, self.optimizers = dict(layers), optimizers
 
     def mine(self) -> Mapping[str, FoundLayer]:
-        """All layers."""
         return self._layers
 
     def weights(self) -> Mapping[str, Sequence[Tensor]]:
-        """The parameters that the layers have now."""
         return {name: weights_of(layer) for name, layer in self._layers.items()}
 
-    def strip(self, parameter: Tensor, strip: Strip) -> None:
+    def project_momentum(self, parameter: Tensor, project: Projection) -> None:
         """Change what the optimizer remembers, now."""
         momentum = self.optimizers.momentum_of(parameter)
         if momentum is not None:
-            strip(momentum)
+            project(momentum)
 
     def carry_out(
         self, work: Callable[[], dict[str, Any]], label: str = "a step"
@@ -100,7 +104,6 @@ class Alone(Sharing):
         return work()
 
     def merged(self, by_layer: dict[str, Any]) -> dict[str, Any]:
-        """What this process knows is all there is."""
         return by_layer
 
 

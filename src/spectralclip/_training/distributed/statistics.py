@@ -9,7 +9,7 @@ from typing import final
 from torch import Tensor, nn
 
 from spectralclip._models import FoundLayer
-from spectralclip._training.distributed.process_group import Team
+from spectralclip._training.distributed.process_group import ProcessGroup
 
 
 @final
@@ -21,8 +21,8 @@ class Statistics:
     and they are what is saved and evaluated.
     """
 
-    def __init__(self, team: Team, layers: Iterable[FoundLayer]) -> None:
-        self._team = team
+    def __init__(self, group: ProcessGroup, layers: Iterable[FoundLayer]) -> None:
+        self._group = group
         parts = (part for layer in layers for module in layer.modules for part in module.modules())
         self._places: list[tuple[nn.Module, str]] = [
             (part, name)
@@ -34,19 +34,19 @@ class Statistics:
     @property
     def differ(self) -> bool:
         """Whether there are any that may differ."""
-        return bool(self._places) and self._team.size > 1
+        return bool(self._places) and self._group.size > 1
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
+    def synchronized(self) -> Iterator[None]:
         """Put the first process's in place of the others' for the block."""
         if not self.differ:
             yield
             return
         own = [_buffer(part, name) for part, name in self._places]
-        lent = [buffer.detach().clone() for buffer in own]
-        self._team.broadcast({0: lent})
+        copies = [buffer.detach().clone() for buffer in own]
+        self._group.broadcast({0: copies})
         try:
-            for (part, name), buffer in zip(self._places, lent, strict=True):
+            for (part, name), buffer in zip(self._places, copies, strict=True):
                 part._buffers[name] = buffer
             yield
         finally:

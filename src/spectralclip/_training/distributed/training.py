@@ -12,11 +12,17 @@ from torch import Tensor, nn
 
 from spectralclip._models import FoundLayer, is_sharded_tensor, reshard_
 from spectralclip._training.distributed.assignment import estimated_cost, parameters_of
-from spectralclip._training.distributed.consensus import Ledger, Report, agree
-from spectralclip._training.distributed.layout import team_of
-from spectralclip._training.distributed.process_group import Team, fingerprints, portable
+from spectralclip._training.distributed.consensus import Assignment, Report, agree
+from spectralclip._training.distributed.layout import group_of
+from spectralclip._training.distributed.process_group import ProcessGroup, fingerprints, portable
 from spectralclip._training.distributed.sharded import Sharded
-from spectralclip._training.distributed.sharing import Alone, Sharing, Strip, are_moved, weights_of
+from spectralclip._training.distributed.sharing import (
+    Alone,
+    Projection,
+    Sharing,
+    are_moved,
+    weights_of,
+)
 from spectralclip._training.distributed.statistics import Statistics
 from spectralclip._training.optimizers import Optimizers
 
@@ -57,8 +63,9 @@ def sharing_of(
     is_sharded = any(map(is_sharded_tensor, parameters))
     if dist.get_world_size(group) == 1 and not is_sharded:
         return Alone(layers, optimizers)
-    team = team_of(model, layers) if is_sharded else Team(group, parameters[0].device)
-    agree(team, {**claims, **_descriptions(layers, optimizers)})
+    device = parameters[0].device
+    processes = group_of(model, layers) if is_sharded else ProcessGroup(group, device)
+    agree(processes, {**claims, **_descriptions(layers, optimizers)})
     costs = costs or {name: estimated_cost(layer) for name, layer in layers.items()}
     if is_sharded and not divides:
         raise ValueError(
@@ -67,8 +74,10 @@ def sharing_of(
             "method."
         )
     if is_sharded:
-        return Sharded(team, model, layers, optimizers, costs)
-    return Replicated(team, layers, optimizers, costs) if divides else Alone(layers, optimizers)
+        return Sharded(processes, model, layers, optimizers, costs)
+    return (
+        Replicated(processes, layers, optimizers, costs) if divides else Alone(layers, optimizers)
+    )
 
 
 @final
@@ -81,86 +90,87 @@ class Replicated(Sharing):
 
     def __init__(
         self,
-        team: Team,
+        group: ProcessGroup,
         layers: Mapping[str, FoundLayer],
         optimizers: Optimizers,
         costs: Mapping[str, float],
     ) -> None:
-        self._ledger, self.optimizers = Ledger(team, layers, costs), optimizers
-        self._statistics = Statistics(team, layers.values())
-        self._numbers = {id(p): n for n, p in enumerate(self._ledger.parameters)}
-        self._stripped: dict[int, int] = {}
+        self._assignment, self.optimizers = Assignment(group, layers, costs), optimizers
+        self._statistics = Statistics(group, layers.values())
+        self._numbers = {id(p): n for n, p in enumerate(self._assignment.parameters)}
+        self._projected: dict[int, int] = {}
         self._rounds = 0
-        self._ledger.meet(Report("attach()", facts=self._prints()))
+        self._assignment.reach_consensus(Report("attach()", facts=self._prints()))
 
     def mine(self) -> Mapping[str, FoundLayer]:
-        """The layers that this process owns, as they are in the model."""
-        return self._ledger.mine
+        return self._assignment.mine
 
     def weights(self) -> Mapping[str, Sequence[Tensor]]:
-        """The parameters of all layers, of which every process has a copy."""
-        return {name: weights_of(layer) for name, layer in self._ledger.layers.items()}
+        return {name: weights_of(layer) for name, layer in self._assignment.layers.items()}
 
-    def strip(self, parameter: Tensor, strip: Strip) -> None:
+    def project_momentum(self, parameter: Tensor, project: Projection) -> None:
         """Change what the optimizer remembers here; the others hear of it after the work."""
         momentum = self.optimizers.momentum_of(parameter)
         if momentum is None:
             return
         version = momentum.buffer._version
-        strip(momentum)
+        project(momentum)
         if momentum.buffer._version != version:
             # The others may have no buffer to tell its size from.
-            self._stripped[self._numbers[id(parameter)]] = momentum.buffer.element_size()
+            self._projected[self._numbers[id(parameter)]] = momentum.buffer.element_size()
 
     def carry_out(
         self, work: Callable[[], dict[str, Any]], label: str = "a step"
     ) -> dict[str, Any]:
         """Work on the layers of this process, and send what has changed to the others."""
-        ledger = self._ledger
+        assignment = self._assignment
         self._rounds += 1
         is_due = self._rounds <= FIRST_CHECKS or self._rounds % CHECK_EVERY == 0
         facts = self._prints() if is_due else ()
         if self._statistics.differ:
             # Who is elsewhere would not take part in what follows.
-            ledger.meet(Report(f"the start of {label}", facts=facts))
-        self._stripped = {}
-        versions = [p._version for p in ledger.parameters]
-        with self._statistics.lent():
-            report = ledger.attempt(work, label)
-        report.facts, report.stripped = facts, self._stripped
-        report.changed = {n for n, p in enumerate(ledger.parameters) if p._version != versions[n]}
-        together = ledger.meet(report)
+            assignment.reach_consensus(Report(f"the start of {label}", facts=facts))
+        self._projected = {}
+        versions = [p._version for p in assignment.parameters]
+        with self._statistics.synchronized():
+            report = assignment.attempt(work, label)
+        report.facts, report.projected = facts, self._projected
+        report.changed = {
+            n for n, p in enumerate(assignment.parameters) if p._version != versions[n]
+        }
+        together = assignment.reach_consensus(report)
         self._spread(together)
         if together.error is not None:
             raise together.error
         return together.results
 
     def merged(self, by_layer: dict[str, Any]) -> dict[str, Any]:
-        """What all processes know of their layers."""
-        self._ledger.meet(Report("state_dict()"))
-        return self._ledger.merged(portable(by_layer))
+        self._assignment.reach_consensus(Report("state_dict()"))
+        return self._assignment.merged(portable(by_layer))
 
     def _spread(self, together: Report) -> None:
         """Send what has changed from its owners to the others."""
-        ledger = self._ledger
+        assignment = self._assignment
         sent: dict[int, list[Tensor]] = {}
         for n in sorted(together.changed):
-            sent.setdefault(ledger.owners[n], []).append(ledger.parameters[n].detach())
-        for n, size in sorted(together.stripped.items()):
-            sent.setdefault(ledger.owners[n], []).append(self._buffer(n, size))
-        ledger.team.broadcast(sent)
+            sent.setdefault(assignment.owners[n], []).append(assignment.parameters[n].detach())
+        for n, size in sorted(together.projected.items()):
+            sent.setdefault(assignment.owners[n], []).append(self._buffer(n, size))
+        assignment.group.broadcast(sent)
 
     def _buffer(self, number: int, size: int) -> Tensor:
         """The momentum of a parameter, or a tensor of that size where there is none."""
-        parameter = self._ledger.parameters[number]
+        parameter = self._assignment.parameters[number]
         momentum = self.optimizers.momentum_of(parameter)
         if momentum is not None:
             return momentum.buffer
         return torch.empty((*parameter.shape, size), dtype=torch.uint8, device=parameter.device)
 
     def _prints(self) -> list[int]:
-        parameters = self._ledger.parameters
-        return fingerprints([[parameters[n] for n in own] for own in self._ledger.numbers.values()])
+        parameters = self._assignment.parameters
+        return fingerprints(
+            [[parameters[n] for n in own] for own in self._assignment.numbers.values()]
+        )
 
 
 def _descriptions(layers: Mapping[str, FoundLayer], optimizers: Optimizers) -> dict[str, object]:

@@ -15,135 +15,142 @@ from spectralclip._operators import (
     ConvMap,
     explicit_maps,
 )
-from spectralclip._training.engine.constrained_layer import TRANSPOSED, BatchNorm, Slot
+from spectralclip._training.engine.constrained_layer import TRANSPOSED, BatchNorm, ConstrainedLayer
 from spectralclip._training.engine.constraints import (
-    Keeping,
-    KeptByClamp,
-    KeptByImages,
-    KeptByWaves,
-    KeptExactly,
+    ClampConstraint,
+    FourierConstraint,
+    LayerConstraint,
+    VectorConstraint,
 )
-from spectralclip._training.engine.cut_step import Stripping
-from spectralclip._training.engine.fourier_modes import WIDTH, WaveGroup
-from spectralclip._training.engine.full_vectors import ImageKeeper
+from spectralclip._training.engine.cut_step import MomentumProjection
+from spectralclip._training.engine.dense import ExactConstraint
+from spectralclip._training.engine.fourier_modes import ModeGroup
+from spectralclip._training.engine.full_vectors import VectorProjector
 from spectralclip._training.engine.mode_tracker import Frequencies, Taps
-from spectralclip._training.engine.norm_check import NormCheck, seeded
-
-# Kernels of so many numbers are put together into one tensor; larger ones are worth a call each.
-STACKED = 2**16
-# Matrices are decomposed at each step up to this size of their smaller side, and beyond it
-# followed by so many vectors.
-DECOMPOSED, WIDE = 512, 16
+from spectralclip._training.engine.norm_check import NormCheck
+from spectralclip._training.engine.tuning import LAYER, MODES
+from spectralclip._training.method import seeded
 
 Places: TypeAlias = tuple[Taps, Frequencies, int]
 
 
-def keepings(layers: Mapping[str, FoundLayer], strip: Stripping, seed: int) -> list[Keeping]:
-    """What keeps each of the layers, in the order of the layers.
+def layer_constraints(
+    layers: Mapping[str, FoundLayer], project_momentum: MomentumProjection, seed: int
+) -> list[LayerConstraint]:
+    """What holds each of the layers within its bound.
 
     Args:
         layers: With plain weights.
-        strip: What is called with a parameter that was clipped, to look after its momentum.
+        project_momentum: Called with each parameter that was clipped.
         seed: For the random vectors.
     """
-    found: list[Keeping] = []
-    together: dict[Any, list[Slot]] = {}
+    made: list[LayerConstraint] = []
+    together: dict[Any, list[ConstrainedLayer]] = {}
     taken: set[int] = set()
-    for name, layer in layers.items():
+    for name, found in layers.items():
         origin = f"{seed}, {name}"
-        slot = Slot.of(layer)
-        if isinstance(layer.modules[0], BatchNorm) and len(layer.modules) == 1:
-            found.append(KeptByClamp(name, layer.modules[0]))
-        elif slot is not None and _is_matrix(slot):
-            found.append(KeptExactly(slot, strip, origin))
-        elif slot is not None and (key := _shape_key(slot)) is not None:
+        layer = ConstrainedLayer.of(found)
+        if isinstance(found.modules[0], BatchNorm) and len(found.modules) == 1:
+            made.append(ClampConstraint(name, found.modules[0]))
+        elif layer is not None and _is_matrix(layer):
+            made.append(ExactConstraint(layer, project_momentum, origin))
+        elif layer is not None and (key := _shape_key(layer)) is not None:
             # A weight that two layers share must not be there twice.
-            is_shared = id(slot.weight) in taken
-            taken.add(id(slot.weight))
-            alone = name if is_shared or slot.weight.numel() > STACKED else ""
-            together.setdefault((alone, key), []).append(slot)
+            is_shared = id(layer.weight) in taken
+            taken.add(id(layer.weight))
+            alone = name if is_shared or layer.weight.numel() > LAYER.stacked else ""
+            together.setdefault((alone, key), []).append(layer)
         else:
-            found.append(_by_images(layer, slot, strip, origin))
-    return found + [_by_waves(slots, layers, strip, seed) for slots in together.values()]
+            made.append(_by_vectors(found, layer, project_momentum, origin))
+    groups = together.values()
+    return made + [_by_modes(group, layers, project_momentum, seed) for group in groups]
 
 
-def _by_images(layer: FoundLayer, slot: Slot | None, strip: Stripping, origin: str) -> Keeping:
-    keepers = [
-        ImageKeeper(layer.modules, slot, shape, strip, seeded(f"{origin}, {shape}"))
-        for shape in layer.in_shapes
+def _by_vectors(
+    found: FoundLayer,
+    layer: ConstrainedLayer | None,
+    project_momentum: MomentumProjection,
+    origin: str,
+) -> LayerConstraint:
+    projectors = [
+        VectorProjector(found.modules, layer, shape, project_momentum, seeded(f"{origin}, {shape}"))
+        for shape in found.in_shapes
     ]
-    check = NormCheck(layer.modules, layer.in_shapes, origin)
-    conv = None if slot is None else _conv(slot)
-    if slot is None or conv is None or isinstance(slot.module, TRANSPOSED):
-        return KeptByImages(layer.name, keepers, check, None, 1)
-    taps, frequencies, width = _places(slot)
-    waves = WaveGroup([slot], taps, frequencies, strip, [seeded(origin)], width)
-    application = math.prod(conv.target.shape[1:]) * slot.weight.numel()
-    return KeptByImages(layer.name, keepers, check, waves, application)
+    check = NormCheck(found.modules, found.in_shapes, origin)
+    conv = None if layer is None else _conv(layer)
+    if layer is None or conv is None or isinstance(layer.module, TRANSPOSED):
+        return VectorConstraint(found.name, projectors, check, None, 1)
+    taps, frequencies, width = _places(layer)
+    modes = ModeGroup([layer], taps, frequencies, project_momentum, [seeded(origin)], width)
+    application = math.prod(conv.target.shape[1:]) * layer.weight.numel()
+    return VectorConstraint(found.name, projectors, check, modes, application)
 
 
-def _by_waves(
-    slots: list[Slot], layers: Mapping[str, FoundLayer], strip: Stripping, seed: int
-) -> Keeping:
-    taps, frequencies, width = _places(slots[0])
-    generators = [seeded(f"{seed}, {slot.name}") for slot in slots]
-    group = WaveGroup(slots, taps, frequencies, strip, generators, width)
+def _by_modes(
+    layers: list[ConstrainedLayer],
+    found: Mapping[str, FoundLayer],
+    project_momentum: MomentumProjection,
+    seed: int,
+) -> LayerConstraint:
+    taps, frequencies, width = _places(layers[0])
+    generators = [seeded(f"{seed}, {layer.name}") for layer in layers]
+    group = ModeGroup(layers, taps, frequencies, project_momentum, generators, width)
     checks = {
-        slot.name: NormCheck(layers[slot.name].modules, slot.in_shapes, f"{seed}, {slot.name}")
-        for slot in slots
+        layer.name: NormCheck(found[layer.name].modules, layer.in_shapes, f"{seed}, {layer.name}")
+        for layer in layers
     }
-    return KeptByWaves(group, checks, _conv(slots[0]))
+    return FourierConstraint(group, checks, _conv(layers[0]))
 
 
-def _is_matrix(slot: Slot) -> bool:
+def _is_matrix(layer: ConstrainedLayer) -> bool:
     """Whether the singular values can be set one by one, and are few enough for that."""
-    if slot.norm is not None:
+    if layer.norm is not None:
         return False
-    conv = _conv(slot)
-    if not isinstance(slot.module, nn.Linear) and (conv is None or not conv.has_separate_windows):
+    conv = _conv(layer)
+    if not isinstance(layer.module, nn.Linear) and (conv is None or not conv.has_separate_windows):
         return False
-    kernels = slot.kernels()
-    return min(kernels.shape[1], kernels.shape[2] * kernels.shape[3]) <= DECOMPOSED
+    kernels = layer.kernels()
+    return min(kernels.shape[1], kernels.shape[2] * kernels.shape[3]) <= LAYER.decomposed
 
 
-def _shape_key(slot: Slot) -> Any:
-    """What layers must have in common to be followed together; None if not by plane waves."""
-    module, weight = slot.module, slot.weight
-    kind: Any = (tuple(weight.shape), weight.dtype, weight.device, slot.norm is None)
+def _shape_key(layer: ConstrainedLayer) -> Any:
+    """What layers must have in common to be followed together; None if not by Fourier modes."""
+    module, weight = layer.module, layer.weight
+    kind: Any = (tuple(weight.shape), weight.dtype, weight.device, layer.norm is None)
     if isinstance(module, nn.Linear):
         return kind
-    conv = _conv(slot)
+    conv = _conv(layer)
     if conv is None or conv.geometry.mode not in ("zeros", "circular"):
         return None
     geometry = conv.geometry
     uneven = any(n % s for n, s in zip(conv.source.shape[1:], geometry.stride, strict=True))
     if geometry.mode == "circular" and uneven:
         return None  # the windows do not close around such a torus
-    return (*kind, type(module), geometry, slot.in_shapes, slot.gamma is None)
+    return (*kind, type(module), geometry, layer.in_shapes, layer.gamma is None)
 
 
-def _places(slot: Slot) -> Places:
-    """Where to look for a layer: the grid of its own torus where that is small."""
-    conv = _conv(slot)
+def _places(layer: ConstrainedLayer) -> Places:
+    """Where the modes of a layer are: the grid of its own torus where that is small."""
+    conv = _conv(layer)
     if conv is None:
-        return Taps.of((1,), (1,), (1,)), Frequencies.on_grid((1,)), WIDE
+        return Taps.of((1,), (1,), (1,)), Frequencies.on_grid((1,)), LAYER.wide
     geometry = conv.geometry
     taps = Taps.of(tuple(conv.weight.shape[2:]), geometry.stride, geometry.dilation)
     if taps.do_not_overlap:
-        return taps, Frequencies.on_grid((1,) * len(geometry.stride)), WIDE
+        return taps, Frequencies.on_grid((1,) * len(geometry.stride)), LAYER.wide
     everywhere = Frequencies.everywhere(taps)
-    if len(slot.in_shapes) > 1:
-        return taps, everywhere, WIDTH
+    if len(layer.in_shapes) > 1:
+        return taps, everywhere, MODES.width
     circular = geometry.mode == "circular"
     sides = tuple(conv.source.shape[1:]) if circular else embedding_sides(conv)
     grid = Frequencies.on_grid(
         tuple(side // step for side, step in zip(sides, geometry.stride, strict=True))
     )
-    return taps, min(grid, everywhere, key=lambda places: len(places.centers)), WIDTH
+    return taps, min(grid, everywhere, key=lambda places: len(places.centers)), MODES.width
 
 
-def _conv(slot: Slot) -> ConvMap | None:
+def _conv(layer: ConstrainedLayer) -> ConvMap | None:
     """The convolution that a layer is or is the transpose of, at its first input shape."""
-    maps = explicit_maps(AffineFunction([slot.module], slot.in_shapes[0]))
+    maps = explicit_maps(AffineFunction([layer.module], layer.in_shapes[0]))
     map_ = maps[0] if maps else None
     return None if map_ is None else map_.convolution

@@ -12,22 +12,17 @@ from torch import Tensor, nn
 from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
 from spectralclip._operators import HALF_PRECISION, is_plain
+from spectralclip._training.engine.tuning import LAYER
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
-# Times the bound: up to here a layer is projected. What is larger, as after a spike in the
-# gradients, is scaled down to it first. In float32 a projection of values up to r times the bound
-# leaves an error of about r^2 * 1e-6 of the bound, which is 3e-4 here.
-SPIKE = 16
-
-
 @final
 @dataclass(frozen=True)
-class Slot:
-    """A dense layer or convolution with a weight of its own, and perhaps a batch norm behind it.
+class ConstrainedLayer:
+    """A dense layer or convolution with a weight of its own, perhaps with the following batch norm.
 
     Attributes:
         name: The layer's.
@@ -42,20 +37,20 @@ class Slot:
     in_shapes: tuple[Shape, ...]
 
     @staticmethod
-    def of(layer: FoundLayer) -> Slot | None:
+    def of(layer: FoundLayer) -> ConstrainedLayer | None:
         """The layer in this form; None if it has another one."""
-        module, *behind = layer.modules
-        if not is_plain(module, nn.Linear, *CONVS, *TRANSPOSED) or len(behind) > 1:
+        module, *following = layer.modules
+        if not is_plain(module, nn.Linear, *CONVS, *TRANSPOSED) or len(following) > 1:
             return None
         if not isinstance(module._parameters.get("weight"), nn.Parameter):
             return None  # as under a parametrization
-        norm = behind[0] if behind else None
+        norm = following[0] if following else None
         if norm is not None:
             plain = is_plain(norm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
             if not plain or isinstance(module, TRANSPOSED):
                 return None
             assert isinstance(norm, BatchNorm)
-        return Slot(layer.name, module, norm, layer.in_shapes)
+        return ConstrainedLayer(layer.name, module, norm, layer.in_shapes)
 
     @property
     def weight(self) -> Tensor:
@@ -72,12 +67,12 @@ class Slot:
 
     @property
     def moving(self) -> Tensor:
-        """The parameter to move: behind a batch norm its factor, since it undoes all others."""
+        """The parameter to move: of a batch norm its factor, since it undoes all others."""
         return self.weight if self.gamma is None else self.gamma
 
     @property
     def groups(self) -> int:
-        """Into how many independent kernels the weight falls apart."""
+        """How many independent kernels the weight holds: the map is block diagonal."""
         return int(getattr(self.module, "groups", 1))
 
     def kernels(self) -> Tensor:
@@ -110,7 +105,7 @@ class Slot:
     def tame_(self, bound: float) -> None:
         """Scale down what is so large that it cannot be projected, or not even squared."""
         peak = self.peak()
-        if SPIKE * bound < peak < math.inf:
+        if LAYER.spike * bound < peak < math.inf:
             self.moving.mul_(bound / peak)
 
     def rows(self) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""The ways in which layers are kept within their bounds, behind one interface."""
+"""The ways in which layers are held within their bounds, behind one interface."""
 
 from __future__ import annotations
 
@@ -12,15 +12,10 @@ from torch import nn
 
 from spectralclip._clipping import clamp_batch_norm_
 from spectralclip._operators import ConvMap
-from spectralclip._training.engine.constrained_layer import Slot
-from spectralclip._training.engine.cut_step import Stripping
-from spectralclip._training.engine.dense import DenseKeeper
-from spectralclip._training.engine.fourier_modes import WaveGroup
-from spectralclip._training.engine.full_vectors import ImageKeeper
-from spectralclip._training.engine.norm_check import Aim, Calibration, NormCheck, seeded
-
-# Below this share of the bound one vector is enough, and all are refreshed after so many steps.
-FAR, REFRESHED = 0.9, 16
+from spectralclip._training.engine.fourier_modes import ModeGroup
+from spectralclip._training.engine.full_vectors import VectorProjector
+from spectralclip._training.engine.norm_check import Calibration, NormCheck, Target
+from spectralclip._training.engine.tuning import LAYER
 
 
 @final
@@ -40,18 +35,18 @@ class Turn:
     headroom: float
     check_every: int
 
-    def aim(self, name: str, stride: float, calibration: float = 1.0) -> Aim:
+    def target(self, name: str, stride: float, calibration: float = 1.0) -> Target:
         """Where the estimate of a layer's norm is to be."""
         bound = self.bounds[name] / calibration
-        return Aim((1 - self.headroom) * bound, bound, stride)
+        return Target((1 - self.headroom) * bound, bound, stride)
 
 
-class Keeping(ABC):
+class LayerConstraint(ABC):
     """One or several layers, and what follows them.
 
     Attributes:
         names: The layers.
-        application_work: Multiplications of one application of one of them.
+        application_work: Multiply-adds of one application of one of them.
     """
 
     names: tuple[str, ...]
@@ -78,62 +73,25 @@ class Keeping(ABC):
         """Go on from there."""
 
     @property
-    @abstractmethod
     def applications(self) -> float:
-        """Vectors sent through the layers, or as much work as that."""
-
-
-@final
-class KeptExactly(Keeping):
-    """A layer whose singular values are all known at each step."""
-
-    def __init__(self, slot: Slot, strip: Stripping, origin: str) -> None:
-        self.names, self._exact = (slot.name,), 0
-        self._keeper = DenseKeeper(slot, strip, seeded(origin))
-
-    def step(self, turn: Turn) -> Sequence[str]:
-        is_finite = self._keeper.step(turn.bounds[self.names[0]])
-        self._exact = turn.number if self._keeper.is_exact else 0
-        return () if is_finite else self.names
-
-    def checked(self) -> dict[str, int]:
-        return {self.names[0]: self._exact} if self._exact else {}
-
-    def norms(self) -> dict[str, float]:
-        norm = self._keeper.norm
-        return {} if math.isnan(norm) else {self.names[0]: norm}
-
-    def states(self) -> dict[str, Any]:
-        keeper = self._keeper
-        own = {"vectors": keeper.vectors.clone(), "norm": keeper.norm}
-        return {self.names[0]: {**own, "movement": keeper.movement.state()}}
-
-    def load_states(self, states: Mapping[str, Any]) -> None:
-        for state in states.values():
-            self._keeper.vectors = state["vectors"].to(self._keeper.vectors, copy=True)
-            self._keeper.norm = float(state["norm"])
-            self._keeper.movement.load_state(state["movement"])
-
-    @property
-    def applications(self) -> float:
-        """None: everything is done on the weight itself."""
+        """Vectors sent through the layers, or as much work as that; none by default."""
         return 0.0
 
 
 @final
-class KeptByWaves(Keeping):
-    """Convolutions of one shape, followed through plane waves."""
+class FourierConstraint(LayerConstraint):
+    """Convolutions of one shape, followed through Fourier modes."""
 
     def __init__(
         self,
-        group: WaveGroup,
+        group: ModeGroup,
         checks: Mapping[str, NormCheck],
         conv: ConvMap | None,
     ) -> None:
-        self.names = tuple(slot.name for slot in group.slots)
+        self.names = tuple(layer.name for layer in group.layers)
         self._group, self._checks, self._now = group, checks, 0
         positions = 1 if conv is None else math.prod(conv.target.shape[1:])
-        self.application_work = float(positions * group.slots[0].weight.numel())
+        self.application_work = float(positions * group.layers[0].weight.numel())
 
     def step(self, turn: Turn) -> Sequence[str]:
         checks, group = self._checks, self._group
@@ -143,21 +101,21 @@ class KeptByWaves(Keeping):
             for name, estimate in group.begin(turn.bounds).items():
                 checks[name].calibration.begin(checks[name].search(), estimate)
         strides = {name: checks[name].stride() for name in turn.bounds}
-        aims = {n: turn.aim(n, strides[n], checks[n].calibration.value) for n in turn.bounds}
-        lost = group.step(aims)
+        targets = {n: turn.target(n, strides[n], checks[n].calibration.value) for n in turn.bounds}
+        non_finite = group.step(targets)
         for index, name in enumerate(self.names):
-            if name in lost or name not in turn.bounds:
+            if name in non_finite or name not in turn.bounds:
                 continue
             check, bound = checks[name], turn.bounds[name]
             if check.is_due(strides[name], turn.check_every):
                 norm = check.compare(group.norms[name], bound, turn.number)
                 if not math.isfinite(norm):
-                    lost.append(name)
+                    non_finite.append(name)
                 elif norm > bound:
-                    target = check.calibration.value * group.unrest[index].target
+                    target = check.calibration.value * group.monitors[index].target
                     group.shrink(index, min(target, bound) / norm)
             check.leave()
-        return lost
+        return non_finite
 
     def checked(self) -> dict[str, int]:
         return {n: self._now for n, check in self._checks.items() if check.latest == self._now}
@@ -168,41 +126,41 @@ class KeptByWaves(Keeping):
 
     def states(self) -> dict[str, Any]:
         return {
-            name: {"waves": self._group.state(index), "check": self._checks[name].state()}
+            name: {"modes": self._group.state(index), "check": self._checks[name].state()}
             for index, name in enumerate(self.names)
         }
 
     def load_states(self, states: Mapping[str, Any]) -> None:
         for name, state in states.items():
-            self._group.load_state(self.names.index(name), state["waves"])
+            self._group.load_state(self.names.index(name), state["modes"])
             self._checks[name].load_state(state["check"])
 
     @property
     def applications(self) -> float:
-        """By multiplications, and what the checks cost."""
+        """By multiply-adds, and what the checks cost."""
         checks = sum(check.applications for check in self._checks.values())
         return self._group.work / self.application_work + checks
 
 
 @final
-class KeptByImages(Keeping):
-    """A layer followed by images, at each of its input shapes.
+class VectorConstraint(LayerConstraint):
+    """A layer followed by full vectors, at each of its input shapes.
 
     Far below its bound it is followed at its own size, by one vector; near the bound by several,
-    which may be on smaller images. Inside an image any convolution acts on plane waves: these go
-    first, so that images have to deal with the borders only.
+    which may be on smaller images. Inside an image any convolution acts on Fourier modes: these go
+    first, so that full vectors have to deal with the borders only.
     """
 
     def __init__(
         self,
         name: str,
-        keepers: Sequence[ImageKeeper],
+        projectors: Sequence[VectorProjector],
         check: NormCheck,
-        waves: WaveGroup | None,
+        modes: ModeGroup | None,
         application: int,
     ) -> None:
-        """Begin; `application` is the number of multiplications of one."""
-        self.names, self._keepers, self._check, self._waves = (name,), keepers, check, waves
+        """Begin; `application` is the number of multiply-adds of one."""
+        self.names, self._projectors, self._check, self._modes = (name,), projectors, check, modes
         self._norm, self._steps, self._now = math.nan, 0, 0
         self._inside = Calibration()
         self.application_work = float(application)
@@ -213,15 +171,15 @@ class KeptByImages(Keeping):
         self._steps, self._now = self._steps + 1, turn.number
         stride = check.stride()
         is_due = check.is_due(stride, turn.check_every)
-        is_far = self._norm < FAR * bound and not is_due
-        is_fresh = not is_far or self._steps % REFRESHED == 0
+        is_far = self._norm < LAYER.far * bound and not is_due
+        is_fresh = not is_far or self._steps % LAYER.refreshed == 0
         if is_fresh and not self._refresh(turn, stride):
             return self.names
-        known = max(keeper.norm for keeper in self._keepers)
-        whole = all(keeper.share == 1 for keeper in self._keepers)
+        known = max(projector.norm for projector in self._projectors)
+        whole = all(projector.share == 1 for projector in self._projectors)
         if is_due:
             self._norm = check.compare(known, bound, turn.number)
-            self._note_waves()
+            self._note_modes()
         elif is_far:
             self._norm = check.follow()
         else:
@@ -229,29 +187,29 @@ class KeptByImages(Keeping):
         if not math.isfinite(self._norm):
             return self.names
         if self._norm > bound:
-            target = check.calibration.value * self._keepers[0].unrest.target
+            target = check.calibration.value * self._projectors[0].monitor.target
             factor = min(target, bound) / self._norm
-            self._keepers[0].shrink(factor)
+            self._projectors[0].shrink(factor)
             self._norm *= factor
         check.leave()
         return ()
 
     def _refresh(self, turn: Turn, stride: float) -> bool:
         """Refresh what is tracked, and clip what is above; whether the weights are finite."""
-        name, waves = self.names[0], self._waves
-        if waves is not None and not waves.is_warm:
-            for estimate in waves.begin(turn.bounds).values():
+        name, modes = self.names[0], self._modes
+        if modes is not None and not modes.is_warm:
+            for estimate in modes.begin(turn.bounds).values():
                 self._inside.begin(self._check.search(), estimate)
-        inside = turn.aim(name, stride, min(self._inside.value, 1.0))
-        if waves is not None and waves.step({name: inside}):
+        inside = turn.target(name, stride, min(self._inside.value, 1.0))
+        if modes is not None and modes.step({name: inside}):
             return False
-        aim = turn.aim(name, stride, self._check.calibration.value)
-        return all([keeper.step(aim) for keeper in self._keepers])
+        target = turn.target(name, stride, self._check.calibration.value)
+        return all([projector.step(target) for projector in self._projectors])
 
-    def _note_waves(self) -> None:
-        """Plane waves show the inside of an image: more than there is on a small one."""
-        if self._waves is not None and math.isfinite(self._norm):
-            self._inside.note(self._norm, self._waves.norms[self.names[0]])
+    def _note_modes(self) -> None:
+        """Fourier modes show the inside of an image: more than there is on a small one."""
+        if self._modes is not None and math.isfinite(self._norm):
+            self._inside.note(self._norm, self._modes.norms[self.names[0]])
 
     def checked(self) -> dict[str, int]:
         return {self.names[0]: self._now} if self._check.latest == self._now else {}
@@ -260,32 +218,32 @@ class KeptByImages(Keeping):
         return {} if math.isnan(self._norm) else {self.names[0]: self._norm}
 
     def states(self) -> dict[str, Any]:
-        images = [keeper.state() for keeper in self._keepers]
-        waves = None if self._waves is None else self._waves.state(0)
-        own = {"norm": self._norm, "steps": self._steps, "waves": waves}
+        vectors = [projector.state() for projector in self._projectors]
+        modes = None if self._modes is None else self._modes.state(0)
+        own = {"norm": self._norm, "steps": self._steps, "modes": modes}
         own["inside"] = self._inside.value
-        return {self.names[0]: {"images": images, "check": self._check.state(), **own}}
+        return {self.names[0]: {"vectors": vectors, "check": self._check.state(), **own}}
 
     def load_states(self, states: Mapping[str, Any]) -> None:
         for state in states.values():
             self._norm, self._steps = float(state["norm"]), int(state["steps"])
             self._inside.value = float(state["inside"])
-            if self._waves is not None:
-                self._waves.load_state(0, state["waves"])
-            for keeper, images in zip(self._keepers, state["images"], strict=True):
-                keeper.load_state(images)
+            if self._modes is not None:
+                self._modes.load_state(0, state["modes"])
+            for projector, vectors in zip(self._projectors, state["vectors"], strict=True):
+                projector.load_state(vectors)
             self._check.load_state(state["check"])
 
     @property
     def applications(self) -> float:
-        """Of vectors, large and small; of waves by multiplications."""
-        images = sum(keeper.applications * keeper.share for keeper in self._keepers)
-        waves = 0.0 if self._waves is None else self._waves.work / self.application_work
-        return images + waves + self._check.applications
+        """Of vectors, large and small; of modes by multiply-adds."""
+        vectors = sum(projector.applications * projector.share for projector in self._projectors)
+        modes = 0.0 if self._modes is None else self._modes.work / self.application_work
+        return vectors + modes + self._check.applications
 
 
 @final
-class KeptByClamp(Keeping):
+class ClampConstraint(LayerConstraint):
     """A batch norm, whose singular values are its factors."""
 
     def __init__(self, name: str, norm: nn.Module) -> None:
@@ -311,8 +269,3 @@ class KeptByClamp(Keeping):
     def load_states(self, states: Mapping[str, Any]) -> None:
         for state in states.values():
             self._norm = float(state["norm"])
-
-    @property
-    def applications(self) -> float:
-        """None."""
-        return 0.0

@@ -14,7 +14,7 @@ from spectralclip._linalg import Array, solve_nonnegative
 from spectralclip._training.momentum import Momentum
 
 # What is handed a parameter, and what to do with the momentum that the optimizer has of it.
-Stripping: TypeAlias = Callable[[Tensor, Callable[[Momentum], None]], None]
+MomentumProjection: TypeAlias = Callable[[Tensor, Callable[[Momentum], None]], None]
 
 # The share of the largest excess that is nothing.
 EXACT = 1e-6
@@ -158,7 +158,7 @@ def project_(
     return chosen
 
 
-def strip_(momentum: Momentum, cuts: Cuts) -> None:
+def project_momentum_(momentum: Momentum, cuts: Cuts) -> None:
     """Take out of a momentum what would push the weight outward along the cuts.
 
     The optimizer moves the weight by a multiple of `-P b`, where P is its metric. It is this step
@@ -182,33 +182,33 @@ def strip_(momentum: Momentum, cuts: Cuts) -> None:
         buffer.add_((change / metric).to(buffer.dtype))
 
 
-def _solution(gram: Array, wished: Array, tolerance: float) -> Array:
-    """Non-negative multipliers of a point near which no wish is missed by more than a tolerance.
+def _solution(gram: Array, excess: Array, tolerance: float) -> Array:
+    """Non-negative multipliers that leave no more of any excess than a tolerance.
 
-    Wishes that are not met by the way are taken in, and multipliers that come out negative left
+    Cuts that are still violated are taken in, and multipliers that come out negative left
     out, all at once: that is nearly always the solution after two or three systems of equations,
     and otherwise a start for the exact way.
     """
-    ridge = 1e-10 * max(float(gram.diagonal().max(initial=0.0)), 1e-300) * np.eye(len(wished))
-    matrix, free = gram + ridge, wished > tolerance
-    multipliers = np.zeros(len(wished))
+    ridge = 1e-10 * max(float(gram.diagonal().max(initial=0.0)), 1e-300) * np.eye(len(excess))
+    matrix, free = gram + ridge, excess > tolerance
+    multipliers = np.zeros(len(excess))
     for _ in range(QUICK_TRIES):
-        multipliers = np.zeros(len(wished))
+        multipliers = np.zeros(len(excess))
         while free.any():
             index = free.nonzero()[0]
             try:
-                found = np.linalg.solve(matrix[index[:, None], index], wished[index])
+                found = np.linalg.solve(matrix[index[:, None], index], excess[index])
             except np.linalg.LinAlgError:
-                return solve_nonnegative(gram, wished)
+                return solve_nonnegative(gram, excess)
             if found.min() >= 0:
                 multipliers[index] = found
                 break
             free[index[found <= 0]] = False
-        missed = (wished - gram @ multipliers > tolerance) & ~free
+        missed = (excess - gram @ multipliers > tolerance) & ~free
         if not missed.any():
             return multipliers
         free |= missed
-    return solve_nonnegative(gram, wished, multipliers)
+    return solve_nonnegative(gram, excess, multipliers)
 
 
 def _array(values: Tensor) -> Array:

@@ -1,55 +1,68 @@
-"""Keeping dense layers, and others whose windows do not overlap, within their bounds exactly."""
+"""Dense layers, and others whose windows do not overlap, held within their bounds exactly."""
 
 from __future__ import annotations
 
 import math
-from typing import final
+from collections.abc import Mapping, Sequence
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from spectralclip._linalg import decomposable
 from spectralclip._spectrum import tall_qr
-from spectralclip._training.engine.constrained_layer import SPIKE, Slot
-from spectralclip._training.engine.cut_step import DenseCuts, Stripping, strip_
-from spectralclip._training.engine.norm_check import Aim, Movement
-
-# The momentum is stripped along so many of the values that were clipped, the largest.
-MOST_STRIPPED = 8
-SLACK = 0.995
-# A norm below the bound is followed by power steps on a few vectors, beyond this size.
-POWER_STEPS, WIDTH, SMALL = 2, 4, 64
+from spectralclip._training.engine.constrained_layer import ConstrainedLayer
+from spectralclip._training.engine.constraints import LayerConstraint, Turn
+from spectralclip._training.engine.cut_step import DenseCuts, MomentumProjection, project_momentum_
+from spectralclip._training.engine.norm_check import Movement, Target
+from spectralclip._training.engine.tuning import DENSE, LAYER
+from spectralclip._training.method import seeded
 
 
 @final
-class DenseKeeper:
-    """A layer that is one matrix for each group: its singular values can be set one by one.
+class ExactConstraint(LayerConstraint):
+    """A layer that is one matrix for each group: its singular values can be set one by one."""
 
-    Attributes:
-        slot: The layer.
-        norm: As it is after the latest step.
-        is_exact: Whether it is from a decomposition of the weight, and not from power steps.
-    """
-
-    def __init__(self, slot: Slot, strip: Stripping, generator: torch.Generator) -> None:
-        self.slot, self._stripping = slot, strip
-        self.norm, self.is_exact = math.nan, False
-        self.movement = Movement([slot.weight])
+    def __init__(
+        self, layer: ConstrainedLayer, project_momentum: MomentumProjection, origin: str
+    ) -> None:
+        self.names, self._layer, self._project_momentum = (layer.name,), layer, project_momentum
+        # Exact norms are from a decomposition of the weight, and not from power steps.
+        self._norm, self._is_exact, self._exact_at = math.nan, False, 0
+        self._movement = Movement([layer.weight])
         weight = self._matrices()
         side = min(weight.shape[1:])
-        shape = (len(weight), side, min(WIDTH, side))
-        self.vectors = torch.randn(shape, generator=generator, device="cpu").to(weight)
+        shape = (len(weight), side, min(DENSE.width, side))
+        self._vectors = torch.randn(shape, generator=seeded(origin), device="cpu").to(weight)
 
     @torch.no_grad()
-    def step(self, bound: float) -> bool:
-        """Clip the singular values above the bound; whether the weights are finite."""
-        is_finite = self._step(bound)
-        self.movement.leave([self.slot.weight])
-        return is_finite
+    def step(self, turn: Turn) -> Sequence[str]:
+        is_finite = self._clip(turn.bounds[self.names[0]])
+        self._movement.leave([self._layer.weight])
+        self._exact_at = turn.number if self._is_exact else 0
+        return () if is_finite else self.names
 
-    def _step(self, bound: float) -> bool:
-        self.is_exact, aim = False, Aim(bound, bound, self.movement.stride([self.slot.weight]))
-        self.slot.tame_(bound)
+    def checked(self) -> dict[str, int]:
+        return {self.names[0]: self._exact_at} if self._exact_at else {}
+
+    def norms(self) -> dict[str, float]:
+        return {} if math.isnan(self._norm) else {self.names[0]: self._norm}
+
+    def states(self) -> dict[str, Any]:
+        own = {"vectors": self._vectors.clone(), "norm": self._norm}
+        return {self.names[0]: {**own, "movement": self._movement.state()}}
+
+    def load_states(self, states: Mapping[str, Any]) -> None:
+        for state in states.values():
+            self._vectors = state["vectors"].to(self._vectors, copy=True)
+            self._norm = float(state["norm"])
+            self._movement.load_state(state["movement"])
+
+    def _clip(self, bound: float) -> bool:
+        """Clip the singular values above the bound; whether the weights are finite."""
+        self._is_exact = False
+        stride = self._movement.stride([self._layer.weight])
+        self._layer.tame_(bound)
         weight = self._matrices()
         wide = weight.shape[1] <= weight.shape[2]
         gram = _gram(weight, wide)
@@ -60,14 +73,14 @@ class DenseKeeper:
             return True
         squares, vectors = _eigh(gram)
         top = float(squares.amax()) ** 0.5
-        if top > SPIKE * bound:
-            weight = weight * (SPIKE * bound / top)
+        if top > LAYER.spike * bound:
+            weight = weight * (LAYER.spike * bound / top)
             squares, vectors = _eigh(_gram(weight, wide))
-        values, self.is_exact = squares.clamp_min(0).sqrt(), True
-        self.vectors = vectors[:, :, -self.vectors.shape[2] :].clone()
+        values, self._is_exact = squares.clamp_min(0).sqrt(), True
+        self._vectors = vectors[:, :, -self._vectors.shape[2] :].clone()
         # A little below, so that it is not above again at each step: the gate is cheap.
-        target = aim.slack(1 - SLACK) * bound
-        self.norm = min(float(values.amax()), target)
+        target = Target(bound, bound, stride).margin(1 - DENSE.margin) * bound
+        self._norm = min(float(values.amax()), target)
         most = int((values > target).sum(1).amax())
         if most == 0:
             return True
@@ -75,12 +88,12 @@ class DenseKeeper:
         share = (1 - target / top).clamp_min(0)
         other = chosen.mT @ weight if wide else weight @ chosen
         change = (chosen * share[:, None]) @ other if wide else (other * share[:, None]) @ chosen.mT
-        self.slot.write((weight - change).reshape(self.slot.kernels().shape))
-        self._strip(top, chosen, other, wide, target)
+        self._layer.write((weight - change).reshape(self._layer.kernels().shape))
+        self._project_along(top, chosen, other, wide, target)
         return True
 
     def _matrices(self) -> Tensor:
-        return self.slot.kernels().flatten(2)
+        return self._layer.kernels().flatten(2)
 
     @staticmethod
     def _is_within(gram: Tensor, bound: float) -> bool:
@@ -92,18 +105,20 @@ class DenseKeeper:
 
     def _follow(self, gram: Tensor) -> None:
         """Keep track of a norm that is below its bound: exactly, or by a few power steps."""
-        if gram.shape[-1] <= SMALL or math.isnan(self.norm):
-            self.norm = float(torch.linalg.eigvalsh(decomposable(gram)).amax().clamp_min(0)) ** 0.5
-            self.is_exact = True
+        if gram.shape[-1] <= DENSE.small or math.isnan(self._norm):
+            self._norm = float(torch.linalg.eigvalsh(decomposable(gram)).amax().clamp_min(0)) ** 0.5
+            self._is_exact = True
             return
-        for _ in range(POWER_STEPS):
-            self.vectors = tall_qr(gram @ self.vectors)[0]
-        small = self.vectors.mT @ (gram @ self.vectors)
-        self.norm = float(torch.linalg.eigvalsh(decomposable(small)).amax().clamp_min(0)) ** 0.5
+        for _ in range(DENSE.power_steps):
+            self._vectors = tall_qr(gram @ self._vectors)[0]
+        small = self._vectors.mT @ (gram @ self._vectors)
+        self._norm = float(torch.linalg.eigvalsh(decomposable(small)).amax().clamp_min(0)) ** 0.5
 
-    def _strip(self, top: Tensor, chosen: Tensor, other: Tensor, wide: bool, bound: float) -> None:
+    def _project_along(
+        self, top: Tensor, chosen: Tensor, other: Tensor, wide: bool, bound: float
+    ) -> None:
         """Along the rank-one gradients of what was clipped."""
-        values, where = top.flatten().topk(min(MOST_STRIPPED, top.numel()))
+        values, where = top.flatten().topk(min(DENSE.most_projected, top.numel()))
         where = where[values > bound]
         kernel, column = where // top.shape[1], where % top.shape[1]
         near = chosen[kernel, :, column]
@@ -111,10 +126,12 @@ class DenseKeeper:
         far = far / far.norm(dim=1, keepdim=True).clamp_min(torch.finfo(far.dtype).tiny)
         left, right = (near, far) if wide else (far, near)
         each = left[:, :, None] * right[:, None]
-        rows = each.new_zeros(len(each), self.slot.groups, *each.shape[1:])
+        rows = each.new_zeros(len(each), self._layer.groups, *each.shape[1:])
         rows[torch.arange(len(each), device=rows.device), kernel] = each
         cuts = DenseCuts(rows.flatten(1))
-        self._stripping(self.slot.weight, lambda momentum: strip_(momentum, cuts))
+        self._project_momentum(
+            self._layer.weight, lambda momentum: project_momentum_(momentum, cuts)
+        )
 
 
 def _gram(weight: Tensor, wide: bool) -> Tensor:

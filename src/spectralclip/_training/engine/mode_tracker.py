@@ -1,11 +1,11 @@
-"""Following the largest singular values of convolutions through plane waves.
+"""The largest singular values of convolutions, followed through Fourier modes.
 
-Away from the borders a convolution maps a plane wave `v e^{iwx}` to another one, `S(w) v e^{iwx}`,
-so that its norm is nearly the largest singular value of the small matrices `S(w)` over all w: the
-norm of the same kernel on an endless image. A zero-padded layer is a part of that, and never
+Away from the borders a convolution maps a Fourier mode `v e^{iwx}` to another, `S(w) v e^{iwx}`, so
+that its norm is nearly the largest singular value of the small matrices `S(w)` over all w: the norm
+of the same kernel on an endless image. A zero-padded layer is a part of that, and never
 above it. One application of `S(w)` reads the weights once, whatever the size of the image.
 
-With a stride s an output wave of frequency w is made of input waves that differ from pixel to
+With a stride s an output mode of frequency w is made of input modes that differ from pixel to
 pixel within s pixels: of one amplitude for each remainder r of a position modulo s. Tap t reads
 the position `s q + r`, and `S(w) v = sum_t W_t e^{i w q_t} v[r_t]`.
 
@@ -28,13 +28,11 @@ import torch
 from torch import Tensor
 
 from spectralclip._common import Shape
-from spectralclip._linalg import folded_frequencies, on_host
+from spectralclip._linalg import folded_frequencies
 from spectralclip._training.engine.complex_ritz import ritz_coefficients
+from spectralclip._training.engine.tuning import FREQUENCIES
 
 Array: TypeAlias = npt.NDArray[Any]
-
-# Cells of the torus of frequencies along an axis, for each step that a symbol's phase can make.
-CELLS_A_STEP, MOST_CELLS = 8, (16, 10, 5)
 
 
 @final
@@ -45,18 +43,10 @@ class Taps:
     Attributes:
         steps: `(T, d)`, whole steps of the stride.
         remainders: `(T,)`, an index for each remainder that occurs.
-        stride: One entry for each axis.
-        rests: The remainders themselves, tap by tap.
     """
 
     steps: Tensor
     remainders: Tensor
-    stride: Shape
-    rests: tuple[Shape, ...]
-
-    def of_remainder(self, rest: Shape) -> int:
-        """A tap that reads pixels of this remainder; -1 if none does."""
-        return self.rests.index(rest) if rest in self.rests else -1
 
     @staticmethod
     def of(kernel: Shape, stride: Shape, dilation: Shape) -> Taps:
@@ -69,8 +59,6 @@ class Taps:
         return Taps(
             torch.tensor(steps, dtype=torch.float64, device="cpu"),
             torch.tensor([index[rest] for rest in rests], device="cpu"),
-            stride,
-            tuple(rests),
         )
 
     @property
@@ -87,7 +75,7 @@ class Taps:
 @final
 @dataclass(frozen=True)
 class Frequencies:
-    """Where on the torus of frequencies to look, up to conjugation.
+    """Where on the torus of frequencies to refresh, up to conjugation.
 
     Attributes:
         centers: `(F, d)` angles.
@@ -107,8 +95,8 @@ class Frequencies:
     def everywhere(taps: Taps) -> Frequencies:
         """Cells that cover all frequencies, finer where the symbol may turn faster."""
         spans = taps.steps.max(0).values - taps.steps.min(0).values
-        most = MOST_CELLS[taps.steps.shape[1] - 1]
-        sizes = tuple(max(1, min(CELLS_A_STEP * int(span), most)) for span in spans)
+        most = FREQUENCIES.most_cells[taps.steps.shape[1] - 1]
+        sizes = tuple(max(1, min(FREQUENCIES.cells_a_step * int(span), most)) for span in spans)
         # Somewhat beyond the middle between two centers, so that no maximum is on an edge.
         return Frequencies(_angles(sizes), tuple(1.2 * math.pi / size for size in sizes))
 
@@ -120,7 +108,7 @@ def _angles(sizes: Shape) -> Tensor:
 
 @final
 @dataclass
-class Waves:
+class Modes:
     """Singular pairs at some frequencies, and what is needed to build cuts from them.
 
     Attributes:
@@ -129,7 +117,7 @@ class Waves:
         taps: `(B, F, 2 k, c_in * T)`: real and imaginary parts of vectors that span the right
             ones, as the taps read them.
         mix: `(B, F, 2 k, 2 k)`, what turns them into the right vectors.
-        rise: `(B, F)`, by how much the first value has grown within this look; the more, the
+        gain: `(B, F)`, by how much the first value has grown within this refresh; the more, the
             farther it may still have to go.
         chosen: `(B, F)`, the frequencies that these are; None for all.
     """
@@ -138,20 +126,13 @@ class Waves:
     U: Tensor
     taps: Tensor
     mix: Tensor
-    rise: Array
+    gain: Array
     chosen: Array | None
 
     def cuts(self, kernel: Array, where: Array) -> tuple[Tensor, Tensor]:
-        """Gradients of chosen values in the weights of their kernels, as factors of rank two.
+        """Gradients `left[i].T @ right[i]` of values in their kernels: factors of rank two.
 
-        The gradient of the i-th value is `left[i].T @ right[i]`.
-
-        Args:
-            kernel: `(m,)`, which of the B kernels.
-            where: `(m,)` indices into the kernel's `F * k` values.
-
-        Returns:
-            `(m, 2, c_out)` and `(m, 2, c_in * T)`.
+        The i-th value is number `where[i]` of the `F * k` values of kernel `kernel[i]`.
         """
         F, k = self.S.shape[1:]
         place = torch.from_numpy(kernel * F + where // k).to(self.U.device)
@@ -161,35 +142,8 @@ class Waves:
         return left, mix @ self.taps.flatten(0, 1)[place]
 
 
-def waves_on(amplitudes: Tensor, frequency: Tensor, taps: Taps, places: Sequence[Tensor]) -> Tensor:
-    """A plane wave as an image: its real and its imaginary part.
-
-    Args:
-        amplitudes: `(c_in, T)`, complex: what each tap reads of it at the origin.
-        frequency: `(d,)`.
-        taps: The kernel's taps.
-        places: For each axis, the positions of the pixels, of which tap 0 reads position 0.
-
-    Returns:
-        `(2, c_in, *sides)`.
-    """
-    grid = torch.cartesian_prod(*[place.double() for place in places])
-    grid = grid.reshape(-1, len(places))
-    stride = torch.tensor(taps.stride, dtype=torch.float64)
-    steps = torch.div(grid, stride, rounding_mode="floor")
-    rests = [tuple(rest) for rest in (grid - steps * stride).int().tolist()]
-    known = {rest: taps.of_remainder(rest) for rest in set(rests)}
-    tap = torch.tensor([known[rest] for rest in rests])
-    frequency = on_host(frequency)
-    turns = (steps - taps.steps[tap.clamp_min(0)]) @ frequency
-    phases = torch.polar((tap >= 0).double(), turns).to(amplitudes)
-    image = amplitudes[:, tap.clamp_min(0).to(amplitudes.device)] * phases
-    image = image.reshape(len(amplitudes), *[len(place) for place in places])
-    return torch.stack((image.real, image.imag))
-
-
 @final
-class WaveTracker:
+class ModeTracker:
     """Warm singular vectors of B kernels at F frequencies.
 
     What is small is kept in NumPy, whose calls are shorter; what meets the weights, in torch.
@@ -198,8 +152,8 @@ class WaveTracker:
         vectors: `(B, F, k, 2, c_out)`: the left singular vectors, as known so far, real and
             imaginary parts.
         drift: `(B, F, 2, c_out)`: the leading left vectors of the weights' last changes.
-        frequencies: `(B, F, d)`, where it looks now.
-        values: `(B, F)`, the largest singular value at each frequency when it was last looked at.
+        frequencies: `(B, F, d)`, where they are now.
+        values: `(B, F)`, the largest singular value at each frequency when last refreshed.
         ages: `(B, F)`, how many steps ago that was.
     """
 
@@ -233,20 +187,19 @@ class WaveTracker:
 
     @property
     def columns(self) -> int:
-        """Real vectors that the weights are multiplied with in each half of a whole look."""
+        """Real vectors that the weights are multiplied with in each half of a whole refresh."""
         return 2 * self.vectors.shape[1] * self.vectors.shape[2]
 
     def promising(self, potential: Array, count: int) -> Array | None:
-        """Some frequencies to look at: `(B, at least count)`, or None for all.
+        """Some frequencies to refresh at: `(B, at least count)`, or None for all.
 
-        Those that may have come up to the bound since they were last looked at, but no fewer than
-        half of the count, and as many that have not been looked at for longest, since little is
-        known of them.
+        Those that may have come up to the bound since, but no fewer than half of the count, and as
+        many that have not been refreshed for longest, since little is known of them.
 
         Args:
-            potential: `(B, F)`, how far the largest value at each frequency may be by now, as a
-                share of what must not be overlooked.
-            count: How many frequencies to look at, at least.
+            potential: `(B, F)`, the largest value that each may have by now, as a share of what
+                must not be overlooked.
+            count: How many frequencies to refresh at, at least.
         """
         most = self.values.shape[1]
         old = count // 2
@@ -261,7 +214,7 @@ class WaveTracker:
         return chosen
 
     def follow_drift(self, change: Tensor, rows: Tensor | None, chosen: Array | None) -> None:
-        """One power step on the change of the weights since the last look.
+        """One power step on the change of the weights since the last refresh.
 
         What is about to be large is where the weights are heading. Their own vectors would notice
         it late, since it begins with next to no share in them; but changes are alike from step to
@@ -286,7 +239,7 @@ class WaveTracker:
             batch = torch.arange(len(chosen))[:, None]
             self.drift[batch, torch.from_numpy(chosen)] = found
 
-    def look(
+    def refresh(
         self,
         weight: Tensor,
         rows: Tensor | None,
@@ -294,13 +247,13 @@ class WaveTracker:
         *,
         move: bool,
         drift: bool = False,
-    ) -> Waves:
+    ) -> Modes:
         """One step of subspace iteration at each frequency, with Rayleigh and Ritz.
 
         Args:
             weight: `(B, c_out, c_in * T)`.
             rows: `(B, c_out)`, what the outputs are multiplied with, as by a batch norm.
-            chosen: The frequencies to look at, from `promising`; None for all.
+            chosen: The frequencies to refresh at, from `promising`; None for all.
             move: Let the frequencies climb.
             drift: Put the drift in the place of the last vector.
         """
@@ -335,23 +288,23 @@ class WaveTracker:
             # What a kernel of zeros makes of a vector is nothing to go on from.
             seen = torch.from_numpy(values > 0).to(left.device)[..., None, None]
             left = torch.where(seen, left, kept)
-        return Waves(values, left, read, mixing, values[:, :, 0] - before, chosen)
+        return Modes(values, left, read, mixing, values[:, :, 0] - before, chosen)
 
     def move_to(self, own: slice, frequencies: Array) -> None:
-        """Look elsewhere with some of the kernels."""
+        """Move the frequencies of some of the kernels."""
         self.frequencies[own] = frequencies
         self._tables = None
 
-    def keep(self, waves: Waves) -> None:
-        """Go on from what a look has found."""
-        if waves.chosen is None:
-            self.vectors, self.values = waves.U, waves.S[:, :, 0].copy()
+    def keep(self, modes: Modes) -> None:
+        """Go on from what a refresh has found."""
+        if modes.chosen is None:
+            self.vectors, self.values = modes.U, modes.S[:, :, 0].copy()
             self.ages[:] = 0
             return
-        batch = np.arange(len(waves.chosen))[:, None]
-        self.vectors[torch.from_numpy(batch), torch.from_numpy(waves.chosen)] = waves.U
-        self.values[batch, waves.chosen] = waves.S[:, :, 0]
-        self.ages[batch, waves.chosen] = 0
+        batch = np.arange(len(modes.chosen))[:, None]
+        self.vectors[torch.from_numpy(batch), torch.from_numpy(modes.chosen)] = modes.U
+        self.values[batch, modes.chosen] = modes.S[:, :, 0]
+        self.ages[batch, modes.chosen] = 0
 
     def _of_chosen(self, vectors: Tensor, chosen: Array | None) -> Tensor:
         if chosen is None:

@@ -1,9 +1,8 @@
-"""A layer's norm itself, looked at now and then, to see how good its estimates are."""
+"""A layer's norm itself, measured now and then, to see how good its estimates are."""
 
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -13,40 +12,12 @@ from torch import Tensor, nn
 
 from spectralclip._bounds import Recurrence, continued
 from spectralclip._common import Shape
-from spectralclip._operators import (
-    AffineFunction,
-    LinearOperator,
-    as_operator,
-    explicit_maps,
-    merge,
-)
+from spectralclip._operators import AffineFunction, LinearOperator
 from spectralclip._spectrum import RitzTracker, random_rows
+from spectralclip._training.engine.tuning import CHECK, GROWTH
+from spectralclip._training.live import NonFiniteLayer, live_operator
+from spectralclip._training.method import seeded
 from spectralclip._training.state import saved_vectors
-
-# Lanczos steps of a check. From random starts, over eleven layers of all paddings with 12 seeds
-# each, the value was too low by at most 5.4 % after 8 steps, 3.9 % after 12, 0.7 % after 16 and
-# 0.5 % after 20.
-CHECK_STEPS = 16
-# An estimate that is off by more is no ground for trust; far below a bound it may be.
-SURPRISE, FAR = 0.005, 0.9
-# How far weights may move without a check, as a share of their size: so much more after each check
-# that found the estimate right, up to so much. Numbers of a tensor that are read to see it.
-TRUST, MOST_TRUST, SAMPLED = 0.005, 0.05, 2**12
-# A vector is followed until its value rises by no more than this share, in so many rounds at most.
-SETTLED, FOLLOWING_ROUNDS = 5e-4, 3
-# Estimates that are off by more are not estimates.
-LEAST_RATIO, MOST_RATIO = 0.8, 1.25
-# The share of a growth that may go unseen, how low a target may become for that, and how much of
-# an unrest is left after each step.
-UNSEEN, MOST_UNSEEN, CALMING, FORGIVING = 0.9, 0.1, 0.9, 0.98
-# What is supposed before anything has been seen.
-FIRST_GROWTH = 0.01
-# A target is approached by at most this share of the weights' own movement: a layer within its
-# bound is then not moved farther by a projection than by the optimizer. With 1, steps of Lion were
-# up to 4 times as long as without a bound; with 0.5, 2.4 times.
-GLIDE = 0.5
-# By which share a calibration comes down after each look that did not call for it.
-FORGETTING = 0.2
 
 
 @final
@@ -67,22 +38,23 @@ class Calibration:
     def note(self, norm: float, estimate: float) -> None:
         """Take in another check."""
         found = _ratio(norm, estimate)
-        self.value = max(found, self.value + FORGETTING * (found - self.value))
+        self.value = max(found, self.value + GROWTH.forgetting * (found - self.value))
 
 
 def _ratio(norm: float, estimate: float) -> float:
     if not (0 < norm < math.inf and 0 < estimate < math.inf):
         return 1.0
-    return min(max(norm / estimate, LEAST_RATIO), MOST_RATIO)
+    least, most = GROWTH.ratios
+    return min(max(norm / estimate, least), most)
 
 
 @final
 @dataclass(frozen=True)
-class Aim:
+class Target:
     """Where the estimate of a layer's norm is to be after a step.
 
     Attributes:
-        goal: What to aim at while all is calm, below the bound.
+        goal: Where to go while all is calm, below the bound.
         bound: The estimate that the bound stands for.
         stride: How far the weights have moved in this step, as a share of their size.
     """
@@ -91,13 +63,13 @@ class Aim:
     bound: float
     stride: float
 
-    def slack(self, most: float) -> float:
+    def margin(self, most: float) -> float:
         """What a norm above its target is multiplied with, `1 - most` at least."""
-        return 1 - min(most, GLIDE * self.stride)
+        return 1 - min(most, GROWTH.glide * self.stride)
 
 
 @final
-class Unrest:
+class GrowthMonitor:
     """How fast a norm has been growing, from which follows how much of it goes unseen.
 
     Vectors lag behind weights: what grows fast has grown further than they show. Fast growth, as
@@ -111,31 +83,27 @@ class Unrest:
     """
 
     def __init__(self) -> None:
-        self.norm, self.growth, self.leap = math.nan, FIRST_GROWTH, FIRST_GROWTH
+        self.norm, self.growth, self.leap = math.nan, GROWTH.first, GROWTH.first
         self.target = math.inf
 
-    def lowered(self, aim: Aim) -> float:
+    def lowered(self, target: Target) -> float:
         """The target of this step, which comes down no faster than the weights move."""
-        wanted = aim.goal * (1 - min(UNSEEN * self.growth, MOST_UNSEEN))
-        self.target = max(wanted, min(self.target, aim.bound) * aim.slack(1.0))
+        wanted = target.goal * (1 - min(GROWTH.unseen * self.growth, GROWTH.most_unseen))
+        self.target = max(wanted, min(self.target, target.bound) * target.margin(1.0))
         return self.target
 
     def note(self, seen: float, kept: float, steps: int = 1) -> None:
         """Take note of what was seen after so many steps, and of what was left of it."""
         grown = 0.0 if math.isnan(self.norm) else max(0.0, seen / max(self.norm, 1e-30) - 1)
-        self.growth = max(CALMING**steps * self.growth, grown / steps)
-        self.leap = max(FORGIVING**steps * self.leap, grown / steps)
+        self.growth = max(GROWTH.calming**steps * self.growth, grown / steps)
+        self.leap = max(GROWTH.forgiving**steps * self.leap, grown / steps)
         self.norm = kept
 
     def state(self) -> dict[str, float]:
-        """What is remembered."""
-        own = {"norm": self.norm, "growth": self.growth}
-        return {**own, "leap": self.leap, "target": self.target}
+        return dict(vars(self))
 
     def load_state(self, state: Mapping[str, float]) -> None:
-        """Go on from there."""
-        self.norm, self.growth = float(state["norm"]), float(state["growth"])
-        self.leap, self.target = float(state["leap"]), float(state["target"])
+        vars(self).update({key: float(state[key]) for key in vars(self)})
 
 
 @final
@@ -165,24 +133,20 @@ class Movement:
         self.samples = [_sample(tensor).clone() for tensor in tensors]
 
     def state(self) -> list[Tensor]:
-        """What is remembered."""
         return [sample.clone() for sample in self.samples]
 
     def load_state(self, state: Sequence[Tensor]) -> None:
-        """Go on from there."""
         pairs = zip(self.samples, state, strict=True)
         self.samples = [saved.to(own, copy=True) for own, saved in pairs]
 
 
 @final
 class CheckSchedule:
-    """When to look at a layer itself: at each step while its estimates cannot be relied on.
+    """When to check a layer itself: at each step while its estimates cannot be relied on.
 
-    What estimates miss comes from the movement of the weights, so it is that, added up over steps,
-    which calls for the next check. How much is let pass grows with each check that finds the
-    estimate right, and begins anew with one that does not. Training that moves the weights by a
-    tenth at each step, as RMSprop does at its default rate, is thus checked at each step, and so
-    is a new checkpoint; training that has calmed down hardly ever.
+    What estimates miss comes from the movement of the weights, which calls for the next check. How
+    much is let pass grows with each check that finds the estimate right, and begins anew with one
+    that does not: a training that has calmed down is hardly ever checked.
 
     Attributes:
         trust: How far the weights may move before the next check, as a share of their size.
@@ -201,27 +165,24 @@ class CheckSchedule:
 
     def note(self, *, surprised: bool) -> None:
         """Take note of a check."""
-        self.trust = 0.0 if surprised else min(self.trust + TRUST, MOST_TRUST)
+        self.trust = 0.0 if surprised else min(self.trust + CHECK.trust, CHECK.most_trust)
         self.moved, self.waited = 0.0, 0
 
-    def state(self) -> dict[str, Any]:
-        """What is remembered."""
-        return {"trust": self.trust, "moved": self.moved, "waited": self.waited}
+    def state(self) -> dict[str, float]:
+        return dict(vars(self))
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        self.trust, self.moved = float(state["trust"]), float(state["moved"])
-        self.waited = int(state["waited"])
+    def load_state(self, state: Mapping[str, float]) -> None:
+        vars(self).update({key: type(own)(state[key]) for key, own in vars(self).items()})
 
 
 def _sample(tensor: Tensor) -> Tensor:
     flat = tensor.detach().flatten()
-    return flat[:: 1 + flat.numel() // SAMPLED]
+    return flat[:: 1 + flat.numel() // CHECK.sampled]
 
 
 @final
 class NormCheck:
-    """The layer itself, at its true input shapes, looked at now and then.
+    """The layer itself, at its true input shapes, checked now and then.
 
     Attributes:
         calibration: The norm that was found, over the estimate that was at hand then.
@@ -264,7 +225,7 @@ class NormCheck:
         """Search for the norm, and compare it with an estimate; the norm that was found."""
         norm, self.latest = self.search(), step
         expected = self.calibration.value * estimate
-        surprised = norm > FAR * bound and not norm <= (1 + SURPRISE) * expected
+        surprised = norm > CHECK.far * bound and not norm <= (1 + CHECK.surprise) * expected
         self._schedule.note(surprised=surprised or not math.isfinite(norm))
         self.calibration.note(norm, estimate)
         return norm
@@ -273,7 +234,7 @@ class NormCheck:
         """Over the input shapes; NaN for weights that are not finite."""
         try:
             norms = [norm_at(index) for index in range(len(self._functions))]
-        except (LostLayer, OverflowError):
+        except (NonFiniteLayer, OverflowError):
             return math.nan
         return math.nan if any(map(math.isnan, norms)) else max(norms)
 
@@ -287,7 +248,6 @@ class NormCheck:
         ]
 
     def state(self) -> dict[str, Any]:
-        """What is remembered."""
         return {
             "schedule": self._schedule.state(),
             "movement": self._movement.state(),
@@ -299,7 +259,6 @@ class NormCheck:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
         for index, (tracker, function) in enumerate(
             zip(self._trackers, self._functions, strict=True)
         ):
@@ -321,14 +280,14 @@ class NormCheck:
         if tracker.vectors is None:
             return self._search(index)
         op = live_operator(self._modules, self._functions[index])
-        for _ in range(FOLLOWING_ROUNDS):
+        for _ in range(CHECK.rounds):
             seen = tracker.look(op)
             self.applications += seen.applications
             norm = float(seen.S[0])
             if not math.isfinite(norm):
                 return math.nan
             tracker.keep()
-            if seen.rise <= SETTLED * norm:
+            if seen.rise <= CHECK.settled * norm:
                 break
         return norm
 
@@ -350,7 +309,7 @@ class NormCheck:
 def _leading_pair(op: LinearOperator, start: Tensor) -> tuple[float, Tensor, int]:
     """The largest Ritz value after a fixed number of steps, its vector, and how many there were."""
     recurrence = Recurrence(max(2, op.shape[1]), 1.0, torch.finfo(op.dtype).eps)
-    basis = start.new_empty(min(CHECK_STEPS, op.shape[1]), op.shape[1])
+    basis = start.new_empty(min(CHECK.steps, op.shape[1]), op.shape[1])
     row = start
     for step in range(len(basis)):
         beta = float(row.norm())
@@ -363,27 +322,3 @@ def _leading_pair(op: LinearOperator, start: Tensor) -> tuple[float, Tensor, int
     square, coordinates, _ = recurrence.largest()
     vector = coordinates.to(basis)[None] @ basis[: step + 1]
     return math.sqrt(square), vector, step + 1
-
-
-class LostLayer(ValueError):
-    """A layer has weights or statistics of which nothing can be said."""
-
-
-def live_operator(modules: Sequence[nn.Module], function: AffineFunction) -> LinearOperator:
-    """A layer with the weights and statistics that it has now.
-
-    Raises:
-        LostLayer: They are not finite, or a variance is not positive.
-    """
-    try:
-        maps = explicit_maps(function)
-        if maps is None:
-            return as_operator(list(modules), function.in_shape)
-    except ValueError as error:
-        raise LostLayer(str(error)) from error
-    return LinearOperator(function, merge(maps), transposed=False)
-
-
-def seeded(origin: str) -> torch.Generator:
-    """A generator that depends on a text alone, whichever process asks."""
-    return torch.Generator("cpu").manual_seed(zlib.crc32(origin.encode()))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -12,8 +14,8 @@ from torch import Tensor, nn
 
 from spectralclip._common import Shape, as_shape
 from spectralclip._operators import HALF_PRECISION
-from spectralclip._training import CONVS
-from spectralclip.methods._domain import DENSE, sole_module, why_not_plain
+from spectralclip._training import CONVS, MethodState, Sharing
+from spectralclip.methods._domain import DENSE, DomainMethod, sole_module, why_not_plain
 
 
 def why_not_circulant(layer: object, *in_shapes: Shape, strides: bool, wraps: bool = True) -> str:
@@ -75,15 +77,42 @@ def is_finite(kernel: Tensor) -> bool:
     return bool(kernel.abs().sum().isfinite())
 
 
+def to_symbols(kernel: Tensor, sides: Shape, stride: Shape) -> Tensor:
+    """The symbols `(*frequencies, c_out, c_in * phases)` of a kernel that is laid onto a torus."""
+    gaps = [n - k for n, k in zip(sides, kernel.shape[2:], strict=True)]
+    padded = F.pad(kernel, [width for gap in reversed(gaps) for width in (0, gap)])
+    space = range(2, kernel.ndim)
+    symbols: Tensor = torch.fft.rfftn(phases(padded, stride), dim=tuple(space))
+    return symbols.permute(*space, 0, 1)
+
+
+def from_symbols(symbols: Tensor, sides: Shape, stride: Shape) -> Tensor:
+    """The kernel `(c_out, c_in, *sides)` that has these symbols."""
+    axes, grid = len(sides), tuple(n // s for n, s in zip(sides, stride, strict=True))
+    whole: Tensor = torch.fft.irfftn(symbols, s=grid, dim=tuple(range(axes)))
+    split: Tensor = whole.permute(axes, axes + 1, *range(axes)).unflatten(1, (-1, *stride))
+    order = [place for axis in range(axes) for place in (2 + axes + axis, 2 + axis)]
+    return split.permute(0, 1, *order).reshape(*split.shape[:2], *sides)
+
+
+def phases(x: Tensor, stride: Shape) -> Tensor:
+    """`(b, c, *sides)` as `(b, c * phases, *sides / stride)`: positions a stride apart together."""
+    axes = len(stride)
+    sizes = zip(x.shape[2:], stride, strict=True)
+    split = x.reshape(*x.shape[:2], *[size for n, s in sizes for size in (n // s, s)])
+    order = [*range(3, 3 + 2 * axes, 2), *range(2, 2 + 2 * axes, 2)]
+    return split.permute(0, 1, *order).flatten(1, 1 + axes)
+
+
 @final
 @dataclass(frozen=True)
 class Torus:
     """Where a strided convolution is block-circulant.
 
     With stride s, an image is s x s smaller ones, its phases, and so is a kernel; each pair of
-    phases is convolved without a stride on the grid of the output. So the matrix falls apart by
-    the frequencies of that grid into blocks `(c_out, phases * c_in)`, and its singular values are
-    those of the blocks. Where the padding shifts the kernel, blocks are multiplied by
+    phases is convolved without a stride on the grid of the output. So the matrix is block diagonal
+    in the frequencies of that grid, with blocks `(c_out, c_in * phases)`, and its singular values
+    are those of the blocks. Where the padding shifts the kernel, blocks are multiplied by
     unitary matrices, which changes neither their values nor what clipping them does.
 
     Attributes:
@@ -102,34 +131,15 @@ class Torus:
         pairs = zip(_sides(module, in_shape), module.stride, strict=True)
         return Torus(tuple(math.ceil(n / s) * s for n, s in pairs), tuple(module.stride))
 
-    @property
-    def _grid(self) -> Shape:
-        return tuple(n // s for n, s in zip(self.sides, self.stride, strict=True))
-
     def symbols(self, kernel: Tensor) -> Tensor:
-        """The blocks `(*frequencies, c_out, phases * c_in)`; of conjugate ones, half are left."""
-        if not self.sides:
-            return kernel
-        axes = len(self.sides)
-        gaps = [n - k for n, k in zip(self.sides, kernel.shape[2:], strict=True)]
-        padded = F.pad(kernel, [width for gap in reversed(gaps) for width in (0, gap)])
-        split = [size for pair in zip(self._grid, self.stride, strict=True) for size in pair]
-        phases = padded.reshape(*kernel.shape[:2], *split)
-        grids, steps = range(2, 2 + 2 * axes, 2), range(3, 3 + 2 * axes, 2)
-        phases = phases.permute(*grids, 0, *steps, 1).flatten(axes + 1)
-        symbols: Tensor = torch.fft.rfftn(phases, dim=tuple(range(axes)))
-        return symbols
+        """The blocks `(*frequencies, c_out, c_in * phases)`; of conjugate ones, half are left."""
+        return to_symbols(kernel, self.sides, self.stride) if self.sides else kernel
 
     def kernel(self, symbols: Tensor, taps: Shape) -> Tensor:
         """The kernel with these symbols, cut down to its first taps."""
         if not self.sides:
             return symbols
-        axes = len(self.sides)
-        phases: Tensor = torch.fft.irfftn(symbols, s=self._grid, dim=tuple(range(axes)))
-        phases = phases.unflatten(-1, (*self.stride, -1))
-        pairs = [place for axis in range(axes) for place in (axis, axes + 1 + axis)]
-        whole = phases.permute(axes, 2 * axes + 1, *pairs)
-        whole = whole.reshape(*whole.shape[:2], *self.sides)
+        whole = from_symbols(symbols, self.sides, self.stride)
         return whole[(slice(None), slice(None), *map(slice, taps))]
 
     def norm(self, kernel: Tensor) -> float:
@@ -149,3 +159,51 @@ class Torus:
             return kernel
         clipped = (U * S.clamp(max=bound)[..., None, :]) @ Vh
         return self.kernel(clipped, tuple(kernel.shape[2:]))
+
+
+class CirculantMethod(DomainMethod):
+    """Clips all layers of a model every so many steps, and does nothing in between."""
+
+    every: int
+
+    @abstractmethod
+    def clipped(self, kernel: Tensor, torus: Torus, bound: float) -> Tensor:
+        """A kernel on its torus, within a bound: the same object if it stays as it is."""
+
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
+        """Begin; nothing happens before the first round."""
+        return _Rounds(self, sharing, seed)
+
+    @classmethod
+    def norm_of(
+        cls, module: Any, in_shape: Shape, generator: torch.Generator | None, **settings: Any
+    ) -> float:
+        """The largest singular value, as if the padding were circular."""
+        sole = sole_module(module)
+        return Torus.of(sole, in_shape).norm(kernel_of(sole))
+
+
+@final
+class _Rounds(MethodState):
+    method: CirculantMethod
+
+    @torch.no_grad()
+    def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
+        for name, bound in bounds.items() if step % self.method.every == 0 else ():
+            module: Any = self.layers[name].modules[0]
+            kernel = before = kernel_of(module)
+            if not is_finite(kernel):
+                self.record(name, math.nan)
+                continue
+            tori = [Torus.of(module, shape) for shape in self.layers[name].in_shapes]
+            for torus in tori:
+                kernel = self.method.clipped(kernel, torus, bound)
+            if kernel is not before:
+                module.weight.copy_(kernel)
+            self.record(name, max(torus.norm(kernel) for torus in tori))
+
+    def layer_states(self) -> dict[str, Any]:
+        return {name: {"norm": norm} for name, norm in self.norms().items()}
+
+    def load_layer_states(self, states: Mapping[str, Any]) -> None:
+        self._norms = {n: float(states[n]["norm"]) for n in self.layers if n in states}

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from spectralclip._common import Shape
 from spectralclip._training import CONVS
-from spectralclip.methods._domain import DENSE
-from spectralclip.methods._settings import check_count
-from spectralclip.methods.baselines._circulant import kernel_of
+from spectralclip.methods._domain import DENSE, check_count
+from spectralclip.methods.baselines._circulant import kernel_of, to_symbols
 
 PaddingForm: TypeAlias = Literal["circular", "zeros"]
 
@@ -29,22 +28,25 @@ def check_form(form: str, iterations: int | None) -> None:
 
 
 def layer_bound(
-    module: nn.Module, in_shapes: Sequence[Shape], form: PaddingForm, iterations: int | None
+    module: nn.Module,
+    in_shapes: Sequence[Shape],
+    padding_form: PaddingForm = "circular",
+    iterations: int | None = None,
 ) -> Tensor:
     """The largest bound over the shapes of a layer's inputs, with a gradient in its weight.
 
     Args:
         module: A dense layer or a convolution.
         in_shapes: The shapes of its inputs.
-        form: Which bound to take for a convolution.
+        padding_form: Which bound to take for a convolution.
         iterations: None for what is usual.
     """
     kernel = kernel_of(module)
-    usual = ITERATIONS["circular" if isinstance(module, DENSE) else form]
+    usual = ITERATIONS["circular" if isinstance(module, DENSE) else padding_form]
     count = usual if iterations is None else iterations
     if isinstance(module, DENSE):
         return gram_bounds(kernel[None], count)[0]
-    if form == "zeros":
+    if padding_form == "zeros":
         return zero_padding_bound(kernel, count)
     bounds = [circular_bound(kernel, shape[1:], count) for shape in in_shapes]
     return torch.stack(bounds).max()
@@ -124,8 +126,7 @@ def zero_padding_bound(kernel: Tensor, iterations: int) -> Tensor:
 
 def _symbols(kernel: Tensor, sides: Shape) -> Tensor:
     """The Fourier transform of the taps, `(f, c_out, c_in)`."""
-    spectrum: Tensor = torch.fft.rfftn(kernel, s=sides, dim=tuple(range(2, kernel.ndim)))
-    return spectrum.flatten(2).permute(2, 0, 1).contiguous()
+    return to_symbols(kernel, sides, (1,) * len(sides)).flatten(0, -3).contiguous()
 
 
 def _largest(grams: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
 from spectralclip._training import CONVS
 from spectralclip.methods._domain import sole_module, why_not_plain
-from spectralclip.methods.baselines._periodic import PeriodicForm, paddings
+from spectralclip.methods.baselines._circulant import from_symbols, phases, to_symbols
 from spectralclip.methods.baselines._swap import (
     Form,
     OwnShape,
@@ -36,7 +36,7 @@ _SQUARINGS = 3  # until rounding is undone
 class OrthogonalMethod(SwapMethod):
     """Each dense layer and convolution is exchanged for an orthogonal one of its weight."""
 
-    estimate: ClassVar[None] = None  # they never ask for a norm
+    estimate: ClassVar[None] = None  # type: ignore[assignment]
 
     @abstractmethod
     def orthogonal(self, matrices: Tensor) -> Tensor:
@@ -49,17 +49,23 @@ class OrthogonalMethod(SwapMethod):
         """The sides of the torus that the kernel is made on; each divides that of the image."""
         return sides
 
-    def why_not(self, layer: FoundLayer) -> str:
-        """Why the method is not defined for a layer; empty if it is."""
+    @classmethod
+    def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
+        """Dense layers, and convolutions at one size of image that have a form on a torus."""
         why = why_not_plain(layer, nn.Linear, *CONVS) or why_not_its_own(layer)
-        if why:
-            return why
         module = sole_module(layer)
-        if _is_pointwise(module):
-            return ""
-        if len(layer.in_shapes) > 1:
-            return f"it is made for one size of image, not for {len(layer.in_shapes)}"
-        return _why_not_periodic(module, layer.in_shapes[0][1:])
+        if why or _is_pointwise(module):
+            return why
+        if len(in_shapes) > 1:
+            return f"it is made for one size of image, not for {len(in_shapes)}"
+        return _why_not_periodic(module, in_shapes[0][1:])
+
+    @classmethod
+    def norm_of(
+        cls, module: Any, in_shape: Shape, generator: torch.Generator | None, **settings: Any
+    ) -> float:
+        """They never ask for a norm."""
+        raise NotImplementedError
 
     def form(self, layer: FoundLayer) -> Form:
         """The orthogonal layer."""
@@ -121,6 +127,112 @@ class _Matrix:
         return self.orthogonal(matrices).reshape(weight.shape)
 
 
+@final
+@dataclass(frozen=True)
+class PeriodicForm(Form):
+    """A convolution with circular padding whose symbols are made orthogonal.
+
+    A stride is taken as its authors do: the input is cut into its phases, which become channels.
+
+    Attributes:
+        name: The layer's.
+        orthogonal: The function of the symbols.
+        sides: Of the torus that the kernel is on.
+        spread: How far apart its points lie on the image: the image's sides by `sides`.
+        stride: Of the convolution; one where `spread` is not.
+        dilation: Of the weight on the torus.
+        before: Padding of the weight at the low end.
+        groups: Of the convolution.
+    """
+
+    name: str
+    orthogonal: Transform
+    sides: Shape
+    spread: Shape
+    stride: Shape
+    dilation: Shape
+    before: Shape
+    groups: int
+
+    def linear(self, module: Any, weight: Tensor, x: Tensor) -> Tensor:
+        axes, space = len(self.sides), tuple(range(2, 2 + len(self.sides)))
+        self._require_size(tuple(x.shape[-axes:]))
+        batch = x.reshape(-1, *x.shape[-axes - 1 :])
+        blocks = self._blocks(weight)
+        if any(step > 1 for step in self.spread):
+            y = self._spread_out(self._window(self._kernel(blocks)), batch)
+        else:
+            spectrum = torch.fft.rfftn(phases(batch, self.stride), dim=space)
+            columns = spectrum.unflatten(1, (self.groups, -1)).permute(*range(3, 3 + axes), 1, 2, 0)
+            rows = (blocks @ columns).permute(-1, -3, -2, *range(axes)).flatten(1, 2)
+            grid = tuple(n // s for n, s in zip(self.sides, self.stride, strict=True))
+            y = torch.fft.irfftn(rows, s=grid, dim=space)
+        return y.reshape(*x.shape[: -axes - 1], *y.shape[1:])
+
+    def export_(self, module: Any, weight: Tensor) -> Tensor:
+        kernel = self._window(self._kernel(self._blocks(weight)))
+        low = tuple(self._low(axis) for axis in range(len(self.sides)))
+        module.kernel_size, module.dilation = tuple(kernel.shape[2:]), self.spread
+        module.padding, module.padding_mode = low, "circular"
+        module._reversed_padding_repeated_twice = [p for p in reversed(low) for _ in (0, 1)]
+        return kernel
+
+    def _require_size(self, got: Shape) -> None:
+        """On another torus the same kernel is not orthogonal, if it fits at all."""
+        size = tuple(n * step for n, step in zip(self.sides, self.spread, strict=True))
+        if got != size:
+            raise ValueError(
+                f"Layer {self.name!r} is exchanged for an orthogonal one on images of {size}, and "
+                f"got one of {got}: give it images of {size}, or remove the method and attach it "
+                f"with example inputs that lead to {got} here. AOL holds at every size."
+            )
+
+    def _blocks(self, weight: Tensor) -> Tensor:
+        """The symbols, made orthogonal: `(*frequencies, groups, outputs, inputs)`."""
+        kernel = weight
+        geometry = zip(self.sides, self.dilation, self.before, strict=True)
+        for axis, (side, step, low) in enumerate(geometry, 2):
+            places = torch.arange(kernel.shape[axis], device=kernel.device) * step - low
+            shape = (*kernel.shape[:axis], side, *kernel.shape[axis + 1 :])
+            kernel = kernel.new_zeros(shape).index_add(axis, places.remainder(side), kernel)
+        symbols = (
+            to_symbols(kernel, self.sides, self.stride).conj().unflatten(-2, (self.groups, -1))
+        )
+        # In the order of the memory, and conjugated for good, as it is read many times.
+        return self.orthogonal(symbols.resolve_conj().contiguous())
+
+    def _kernel(self, blocks: Tensor) -> Tensor:
+        """The kernel `(c_out, c_in / groups, *sides)` of some symbols; its taps begin at zero."""
+        return from_symbols(blocks.conj().flatten(-3, -2), self.sides, self.stride)
+
+    def _low(self, axis: int) -> int:
+        """Padding at either end of an axis with which a plain convolution does the same."""
+        side, step = self.sides[axis], self.stride[axis]
+        # Without a stride the kernel needs a middle: an even one gets a tap more, of zeros.
+        return (side - step + 1) // 2 if step > 1 else self.spread[axis] * (side // 2)
+
+    def _window(self, kernel: Tensor) -> Tensor:
+        """The kernel as a plain convolution with circular padding wants it."""
+        for axis, (side, step, spread) in enumerate(
+            zip(self.sides, self.stride, self.spread, strict=True)
+        ):
+            size = side if step > 1 or side % 2 else side + 1
+            taps = torch.arange(size, device=kernel.device) - self._low(axis) // spread
+            kernel = kernel.index_select(axis + 2, taps.remainder(side))
+            if size > side:
+                kept = [1.0] * side + [0.0]
+                ones = [1] * (len(self.sides) - axis - 1)
+                kernel = kernel * kernel.new_tensor(kept).reshape(-1, *ones)
+        return kernel
+
+    def _spread_out(self, kernel: Tensor, x: Tensor) -> Tensor:
+        low = [self._low(axis) for axis in range(len(self.sides))]
+        padded = F.pad(x, [p for p in reversed(low) for _ in (0, 1)], mode="circular")
+        convolve: Any = (F.conv1d, F.conv2d, F.conv3d)[len(low) - 1]
+        y: Tensor = convolve(padded, kernel, dilation=self.spread, groups=self.groups)
+        return y
+
+
 def skew_exponential(matrices: Tensor) -> Tensor:
     """`exp((A - A^H) / 2)`, which is unitary, of matrices filled up with zeros to be square.
 
@@ -166,3 +278,32 @@ def nearer_unitary(x: Tensor) -> Tensor:
     """
     gram = x @ (x.mH @ x) if x.shape[-2] >= x.shape[-1] else (x @ x.mH) @ x
     return 1.5 * x - 0.5 * gram
+
+
+def paddings(module: Any) -> list[tuple[int, int]]:
+    """Padding at the low and at the high end of each axis of a convolution."""
+    if module.padding == "valid":
+        return [(0, 0)] * len(module.kernel_size)
+    if module.padding == "same":
+        return [(size // 2, size - size // 2) for size in _reach(module)]
+    return [(pad, pad) for pad in module.padding]
+
+
+def repetition(module: Any) -> str:
+    """How a border puts some pixel into more windows than the kernel has taps; empty if not."""
+    mode = getattr(module, "padding_mode", "zeros")
+    if mode in ("reflect", "replicate"):
+        return f"padding_mode={mode!r}, which repeats pixels"
+    if mode == "zeros":
+        return ""
+    widths = zip(paddings(module), _reach(module), strict=True)
+    if any(low + high > reach for (low, high), reach in widths):
+        return (
+            f"a circular padding of {module.padding}, which is more than half the reach of the "
+            "kernel and repeats outputs"
+        )
+    return ""
+
+
+def _reach(module: Any) -> list[int]:
+    return [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]

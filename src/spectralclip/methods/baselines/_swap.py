@@ -12,15 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectralclip._models import FoundLayer
-from spectralclip._training import Keeper, Method, Promise, Sharing, warn
-from spectralclip.methods._domain import require
+from spectralclip._training import MethodState, Promise, Sharing
+from spectralclip.methods._domain import DomainMethod
 
 Transform = Callable[[Tensor], Tensor]
-
-
-def why_not_its_own(layer: FoundLayer) -> str:
-    """Why a layer's weight cannot be exchanged, as others have it too; empty if it can."""
-    return f"its weight is shared with {', '.join(layer.shared)}" if layer.shared else ""
 
 
 class Form(ABC):
@@ -105,52 +100,41 @@ class Swapped:
         return torch.promote_types(dtype, torch.float32)
 
 
-class SwapMethod(Method, ABC):
+def why_not_its_own(layer: object) -> str:
+    """Why a layer's weight cannot be exchanged, as others have it too; empty if it can."""
+    shared = layer.shared if isinstance(layer, FoundLayer) else ()
+    return f"its weight is shared with {', '.join(shared)}" if shared else ""
+
+
+class SwapMethod(DomainMethod):
     """A method whose layers have a norm of at most their bound by construction."""
 
-    promises: ClassVar[tuple[Promise, ...]] = (Promise(slack=1e-5),)
+    promises: ClassVar[tuple[Promise, ...]] = (Promise(margin=1e-5),)
 
     @property
     def reparametrizes(self) -> bool:
         """Layers compute something else from their weights."""
         return True
 
-    @property
-    def divides(self) -> bool:
-        """Every process has to swap every layer."""
-        return False
-
-    @abstractmethod
-    def why_not(self, layer: FoundLayer) -> str:
-        """Why the method is not defined for a layer; empty if it is."""
-
     @abstractmethod
     def form(self, layer: FoundLayer) -> Form:
         """What is computed instead."""
 
-    def takes(self, layer: FoundLayer) -> bool:
-        """Layers inside the domain; others are left as they are."""
-        return not self.why_not(layer)
-
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Swap the layers in, which changes what the model computes; frozen ones when they move."""
-        layers = sharing.mine()
-        for layer in layers.values():
-            require(type(self).__name__, layer.modules[0], self.why_not(layer))
-        forms = {name: self.form(layer) for name, layer in layers.items()}
-        return _Swaps(type(self).__name__, sharing, forms, bounds)
+        return _Swaps(self, sharing, bounds)
 
 
 @final
-class _Swaps(Keeper):
+class _Swaps(MethodState):
     """The swapped layers of one model."""
 
-    def __init__(
-        self, method: str, sharing: Sharing, forms: Mapping[str, Form], bounds: Mapping[str, float]
-    ) -> None:
-        self._method, self._sharing, self._forms = method, sharing, forms
+    method: SwapMethod
+
+    def __init__(self, method: SwapMethod, sharing: Sharing, bounds: Mapping[str, float]) -> None:
+        super().__init__(method, sharing)
+        self._forms = {name: method.form(layer) for name, layer in self.layers.items()}
         self._swapped: dict[str, Swapped] = {}
-        self._broken: set[str] = set()
         for name, bound in bounds.items():
             if sharing.moves(name):
                 self._swap(name, bound)
@@ -158,28 +142,16 @@ class _Swaps(Keeper):
     def _swap(self, name: str, bound: float) -> None:
         """Swap a layer in, or tell one that is in already its bound."""
         if name not in self._swapped:
-            module = self._sharing.mine()[name].modules[0]
+            module = self.layers[name].modules[0]
             self._swapped[name] = Swapped(module, self._forms[name], bound)
         self._swapped[name].bound = bound
 
     def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
         for name, bound in bounds.items():
             self._swap(name, bound)  # it may have been freed since
-            if bool(torch.isfinite(self._swapped[name].module.weight).all()):
-                self._broken.discard(name)
-            elif name not in self._broken:
-                self._broken.add(name)
-                warn(
-                    f"{self._method} on layer {name!r}: weights are NaN or infinite. It goes on "
-                    "once they are restored."
-                )
-
-    def norms(self) -> dict[str, float]:
-        """The bounds: what the construction promises of finite weights."""
-        return {
-            name: math.nan if name in self._broken else swapped.bound
-            for name, swapped in self._swapped.items()
-        }
+            # What the construction promises of finite weights.
+            is_finite = bool(torch.isfinite(self._swapped[name].module.weight).all())
+            self.record(name, bound if is_finite else math.nan)
 
     def layer_states(self) -> dict[str, Any]:
         return {name: {"bound": swapped.bound} for name, swapped in self._swapped.items()}
@@ -193,4 +165,4 @@ class _Swaps(Keeper):
         for swapped in self._swapped.values():
             # Averages of the old shape would break the optimizer's next step: it begins anew.
             if swapped.export_():
-                self._sharing.optimizers.forget(swapped.module.weight)
+                self.sharing.optimizers.forget(swapped.module.weight)

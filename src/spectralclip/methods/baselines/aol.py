@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -10,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
 from spectralclip._training import CONVS
-from spectralclip.methods._domain import finite_estimate, require, sole_module, why_not_plain
-from spectralclip.methods.baselines._periodic import repetition
+from spectralclip.methods._domain import sole_module, why_not_plain
+from spectralclip.methods.baselines._orthogonal import repetition
 from spectralclip.methods.baselines._swap import Form, OwnShape, SwapMethod, why_not_its_own
 
 
@@ -36,9 +36,8 @@ class AOL(SwapMethod):
 
     *Cost.* One correlation of the kernel with itself at each forward pass.
 
-    *Checkpoints.* While it is attached, the `state_dict` has the keys and shapes of the plain
-    model. It loads into one without a word, which then computes something else: attach the method
-    there too. After `finalize` or `remove` it is that of a plain model indeed.
+    *Checkpoints.* While it is attached, the `state_dict` has the keys and shapes of the plain one,
+    and means something else: attach the method there too.
 
     *Known failure.* Far from orthogonal the bound is loose: a random 3 x 3 convolution is
     multiplied by a factor several times smaller than need be, so that signals fade in deep
@@ -56,36 +55,25 @@ class AOL(SwapMethod):
         True
     """
 
-    def why_not(self, layer: FoundLayer) -> str:
-        """Why the method is not defined for a layer; empty if it is."""
-        return _why_not(layer) or why_not_its_own(layer)
+    @classmethod
+    def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
+        """Dense layers and convolutions whose border repeats nothing."""
+        why = why_not_plain(layer, nn.Linear, *CONVS) or why_not_its_own(layer)
+        border = "" if why else repetition(sole_module(layer))
+        return why or (f"its bound does not hold with {border}" if border else "")
 
     def form(self, layer: FoundLayer) -> Form:
         """The layer with its columns scaled."""
         return OwnShape(_Rescaled(getattr(sole_module(layer), "groups", 1)))
 
-    @staticmethod
-    def estimate(
-        module: Any, in_shape: Sequence[int], *, generator: torch.Generator | None = None
+    @classmethod
+    def norm_of(
+        cls, module: Any, in_shape: Shape, generator: torch.Generator | None, **settings: Any
     ) -> float:
-        """An upper bound of the norm: the largest `sum_i |T_ij|`, rooted.
-
-        Raises:
-            OutsideDomain: The layer is of another kind, or its border repeats something.
-            ValueError: Its weights are not finite.
-        """
-        require("AOL", module, _why_not(module))
+        """An upper bound of the norm: the largest `sum_i |T_ij|`, rooted."""
         sole = sole_module(module)
-        weight = sole.weight.detach()
-        wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
-        bound = _sums(wide, getattr(sole, "groups", 1)).max().sqrt()
-        return finite_estimate("AOL", module, float(bound))
-
-
-def _why_not(layer: object) -> str:
-    why = why_not_plain(layer, nn.Linear, *CONVS)
-    border = "" if why else repetition(sole_module(layer))
-    return why or (f"its bound does not hold with {border}" if border else "")
+        wide = sole.weight.to(torch.promote_types(sole.weight.dtype, torch.float32))
+        return float(_sums(wide, getattr(sole, "groups", 1)).max().sqrt())
 
 
 @final

@@ -34,9 +34,7 @@ class Cayley(OrthogonalMethod):
     forward pass. `finalize` and `remove` leave a plain circular convolution with a kernel as large
     as the image, of which the optimizer has no averages yet.
 
-    *Checkpoints.* As of `SOC`: those from before the end load into a plain model without a word,
-    which then computes something else; those from after it need convolutions that are built like
-    the ones that are left.
+    *Checkpoints.* As of `SOC`.
 
     *Known failure.* Matrices with an eigenvalue of -1 cannot be reached, and those near them only
     by large weights.

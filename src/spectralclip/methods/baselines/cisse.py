@@ -3,42 +3,39 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spectralclip._common import Shape
-from spectralclip._models import FoundLayer
-from spectralclip._operators import Layer
 from spectralclip._training import (
     CONVS,
-    Keeper,
-    Method,
+    ConstrainedLayer,
+    MethodState,
     Promise,
     Sharing,
-    Slot,
     saved_vectors,
-    warn,
 )
 from spectralclip.methods._domain import (
     DENSE,
-    finite_estimate,
+    DomainMethod,
+    check_count,
+    check_positive,
     matrix_norm,
-    require,
     sole_module,
     why_not_plain,
 )
-from spectralclip.methods._settings import check_positive
-from spectralclip.methods.baselines._periodic import repetition
+from spectralclip.methods.baselines._orthogonal import repetition
+
+_TROUBLE = "weights are not finite, or so large that the retraction enlarges them: scale them down."
 
 
 @final
 @dataclass(frozen=True)
-class Cisse(Method):
+class Cisse(DomainMethod):
     """Parseval networks: pull the rows of each kernel toward orthonormal ones.
 
     Moustapha Cisse, Piotr Bojanowski, Edouard Grave, Yann Dauphin, Nicolas Usunier: *Parseval
@@ -55,9 +52,8 @@ class Cisse(Method):
     layer's norm is at most `sqrt(t) ||W||`. The authors divide its output by `sqrt(t)`; in a plain
     layer the rows get the length `max_norm / sqrt(t)` instead.
 
-    *Residual sums*: the authors replace each `x + f(x)` by a convex combination, whose weights are
-    learned and kept on the simplex. A sum in the code of a model cannot be changed from outside:
-    write `(x + f(x)) / 2` there, or `spectralclip.methods.ConvexSum`, whose weights stay there.
+    *Residual sums* `x + f(x)` are convex combinations with learned weights there: write them with
+    `spectralclip.methods.ConvexSum`, or `(x + f(x)) / 2`.
 
     *Domain*: dense layers and convolutions, each group by itself. Others are left alone.
 
@@ -65,15 +61,13 @@ class Cisse(Method):
     the norm is at most the bound for convolutions with zero or no padding, or with circular
     padding of at most half the reach of the kernel.
 
-    *Cost*: `2 (share r)^2 n` multiplications a layer and step, r its rows and n their length; no
+    *Cost*: `2 (share r)^2 n` multiply-adds a layer and step, r its rows and n their length; no
     application of the layer. It does not depend on the size of the image.
 
-    *Known failure*: it is soft. An excess decays by a factor of about `1 - 2 beta share` a step, as
-    long as nothing pushes back, and gradients do. It reaches orthonormal rows, not a norm: that of
-    a convolution is then below the bound, at about two thirds of it for 3 x 3 and further below
-    with a stride; with reflected, replicated or wider circular borders, where a pixel lies in more
-    windows, it can be above. Weights of norm beyond `sqrt(2 / beta)` times their target run away:
-    such a step is not taken, and reported by a `NormWarning`.
+    *Known failure*: it is soft: an excess decays by about `2 beta share` of it a step, as gradients
+    push back. It reaches orthonormal rows, not a norm: a 3 x 3 convolution is then at about two
+    thirds of the bound, and above it where borders repeat pixels. Weights of norm beyond
+    `sqrt(2 / beta)` times their target run away: such a step is not taken, and reported.
 
     Args:
         beta: Length of a retraction step.
@@ -108,37 +102,25 @@ class Cisse(Method):
         """Refuse settings that make no sense."""
         check_positive(beta=self.beta, share=self.share)
         if self.beta >= 1 or self.share > 1:
-            raise ValueError(
-                f"beta must be below 1 and share at most 1, got {self.beta!r} and {self.share!r}."
-            )
+            given = f"{self.beta!r} and {self.share!r}"
+            raise ValueError(f"beta must be below 1 and share at most 1, got {given}.")
 
-    def takes(self, layer: FoundLayer) -> bool:
+    @classmethod
+    def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
         """Dense layers and convolutions."""
-        return not why_not_plain(layer, *DENSE, *CONVS)
+        return why_not_plain(layer, *DENSE, *CONVS)
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin; weights stay as they are until the first step."""
-        return _Retraction(self, sharing.mine(), seed)
+        return _Retraction(self, sharing, seed)
 
-    @staticmethod
-    def estimate(
-        module: Layer, in_shape: Shape, *, generator: torch.Generator | None = None
+    @classmethod
+    def norm_of(
+        cls, module: Any, in_shape: Shape, generator: torch.Generator | None, **settings: Any
     ) -> float:
-        """The paper's bound `sqrt(t) ||W||`: from above, for the paddings of the promise.
-
-        Args:
-            module: A dense layer or convolution.
-            in_shape: Not looked at.
-            generator: Not needed.
-
-        Raises:
-            OutsideDomain: The layer is of another kind.
-            ValueError: Its weights are not finite.
-        """
-        require("Cisse", module, why_not_plain(module, *DENSE, *CONVS))
-        kernels = Slot("", sole_module(module), None, ()).kernels()
-        bound = math.sqrt(kernels.shape[-1]) * matrix_norm(kernels.flatten(2))
-        return finite_estimate("Cisse", module, bound)
+        """The paper's bound `sqrt(t) ||W||`: from above, for the paddings of the promise."""
+        kernels = ConstrainedLayer("", sole_module(module), None, ()).kernels()
+        return math.sqrt(kernels.shape[-1]) * matrix_norm(kernels.flatten(2))
 
 
 def retracted(rows: Tensor, beta: float, scale: float = 1.0) -> Tensor:
@@ -147,42 +129,38 @@ def retracted(rows: Tensor, beta: float, scale: float = 1.0) -> Tensor:
 
 
 @final
-class _Retraction(Keeper):
+class _Retraction(MethodState):
     """The kernels of one model's layers, and for each a vector that follows its norm."""
 
-    def __init__(self, method: Cisse, layers: Mapping[str, FoundLayer], seed: int) -> None:
-        self._method, self._seed = method, seed
-        self._slots = {name: Slot(name, a.modules[0], None, ()) for name, a in layers.items()}
-        self._norms, self._vectors = dict[str, float](), dict[str, Tensor]()
+    method: Cisse
+
+    def __init__(self, method: Cisse, sharing: Sharing, seed: int) -> None:
+        super().__init__(method, sharing, seed)
+        self._kernels = {
+            name: ConstrainedLayer(name, layer.modules[0], None, ())
+            for name, layer in self.layers.items()
+        }
+        self._vectors: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
+        beta = self.method.beta
         for name, bound in bounds.items():
-            kernels = self._slots[name].kernels()
+            kernels = self._kernels[name].kernels()
             rows, taps = kernels.flatten(2), kernels.shape[-1]
-            chosen = self._chosen(f"{name}, {step}", rows.shape[1]).to(rows.device)
+            source = self.generator(name, step)
+            order = torch.randperm(rows.shape[1], generator=source, device="cpu")
+            chosen = order[: math.ceil(self.method.share * len(order))].to(rows.device)
             old = rows[:, chosen]
-            new = retracted(old, self._method.beta, taps / bound**2)
+            new = retracted(old, beta, taps / bound**2)
             # No singular value grows by more, unless it overshoots; rows not drawn count as well.
-            limit = (1 + 2 * self._method.beta) * float(old.norm())
+            limit = (1 + 2 * beta) * float(old.norm())
+            norm = math.nan
             if bool(torch.isfinite(rows).all()) and float(new.norm()) <= limit < math.inf:
                 rows = rows.index_copy(1, chosen, new)
-                self._slots[name].write(rows.reshape(kernels.shape))
-                self._norms[name] = math.sqrt(taps) * self._followed(name, rows)
-                continue
-            if math.isfinite(self._norms.get(name, 0.0)):
-                warn(
-                    f"Cisse on layer {name!r}: weights are not finite, or so large that the "
-                    "retraction makes them larger. They are left as they are: scale them down."
-                )
-            self._norms[name] = math.nan
-
-    def _chosen(self, origin: str, count: int) -> Tensor:
-        """Some of the rows, which depend on the seed, the layer and the step alone."""
-        seed = zlib.crc32(f"{self._seed}, {origin}".encode())
-        generator = torch.Generator("cpu").manual_seed(seed)
-        order = torch.randperm(count, generator=generator, device="cpu")
-        return order[: math.ceil(self._method.share * count)]
+                self._kernels[name].write(rows.reshape(kernels.shape))
+                norm = math.sqrt(taps) * self._followed(name, rows)
+            self.record(name, norm, _TROUBLE)
 
     def _followed(self, name: str, rows: Tensor) -> float:
         """The norm of the kernel by one iteration of the power method a step, from below."""
@@ -195,15 +173,47 @@ class _Retraction(Keeper):
         lengths = torch.linalg.vector_norm(image, dim=1) / torch.linalg.vector_norm(v, dim=1)
         return float(lengths.max())
 
-    def norms(self) -> dict[str, float]:
-        return dict(self._norms)
-
     def layer_states(self) -> dict[str, Any]:
         return {name: vector.clone() for name, vector in self._vectors.items()}
 
     def load_layer_states(self, states: Mapping[str, Any]) -> None:
-        known = {n: slot.kernels().flatten(2) for n, slot in self._slots.items() if n in states}
+        rows = {n: x.kernels().flatten(2) for n, x in self._kernels.items() if n in states}
         self._vectors |= {
-            name: saved_vectors(states[name], (rows.shape[-1], 1)).to(rows, copy=True)
-            for name, rows in known.items()
+            n: saved_vectors(states[n], (x.shape[-1], 1)).to(x, copy=True) for n, x in rows.items()
         }
+
+
+@final
+class ConvexSum(nn.Module):
+    """`sum_i a_i x_i` with learned weights that are never negative and sum to one.
+
+    The weights are the point of the simplex nearest to the parameters, taken anew in each call.
+
+    Example:
+        >>> import torch
+        >>> from spectralclip.methods import ConvexSum
+        >>> ConvexSum(2)(torch.ones(3), torch.zeros(3))
+        tensor([0.5000, 0.5000, 0.5000], grad_fn=<...>)
+    """
+
+    def __init__(self, terms: int = 2) -> None:
+        """Begin at the mean of so many terms."""
+        check_count(1, terms=terms)
+        super().__init__()
+        self.weights = nn.Parameter(torch.full((terms,), 1 / terms))
+
+    def forward(self, *terms: Tensor) -> Tensor:
+        """The combination."""
+        if len(terms) != len(self.weights):
+            raise ValueError(f"ConvexSum has {len(self.weights)} terms, got {len(terms)}.")
+        weights = on_simplex(self.weights)
+        first, *others = [weight * term for weight, term in zip(weights, terms, strict=True)]
+        return sum(others, start=first)  # type: ignore[no-any-return]
+
+
+def on_simplex(point: Tensor) -> Tensor:
+    """The nearest point with entries that are not negative and sum to one."""
+    ordered = point.sort(descending=True).values
+    excess = (ordered.cumsum(0) - 1) / torch.ones_like(point).cumsum(0)
+    threshold = excess[(ordered > excess).sum() - 1]
+    return (point - threshold).clamp_min(0)

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
-from spectralclip._operators import Layer, plain_numerics
-from spectralclip._training import Keeper, Method, Promise, Sharing, warn
-from spectralclip.methods._domain import finite_estimate, require, sole_module
-from spectralclip.methods._settings import check_positive
+from spectralclip._operators import plain_numerics
+from spectralclip._training import MethodState, Promise, Sharing, warn
+from spectralclip.methods._domain import DomainMethod, check_positive, sole_module
 from spectralclip.methods.baselines._circulant import why_not_circulant
 from spectralclip.methods.baselines._gram import (
     PaddingForm,
@@ -28,7 +27,7 @@ from spectralclip.methods.baselines._gram import (
 
 @final
 @dataclass(frozen=True)
-class Delattre(Method):
+class Delattre(DomainMethod):
     """An upper bound on the norm by Gram iteration (Delattre et al.).
 
     B. Delattre, Q. Barthelemy, A. Araujo, A. Allauzen: *Efficient Bound of Lipschitz Constant for
@@ -41,10 +40,9 @@ class Delattre(Method):
     frequency (2023). The 2024 form convolves the kernel with itself t times and takes the largest
     sum of magnitudes in a row: that bounds the norm for zero padding, on images of any size.
 
-    Where the numbers of channels differ, our 2024 form is not the number of the authors' code. It
-    squares `M M^T` or `M^T M`, whichever has fewer channels, and their code the other one; both are
-    bounds. After 4 iterations theirs was 1.2 % below to 4.1 % above ours on 160 random 3x3 kernels
-    from 8 and 1 to 16 and 4 channels, above it on 140 of them and by 1.3 % in the median.
+    Where the numbers of channels differ, our 2024 form squares `M M^T` or `M^T M`, whichever has
+    fewer channels, and the authors' code the other one; both are bounds. Theirs was 1.2 % below to
+    4.1 % above ours on 160 random 3x3 kernels, by 1.3 % in the median.
 
     With `use="rescale"` a layer is divided after each step by what its bound is above the target.
     With `use="penalty"` weights are not touched; `attachment.penalty()`, to be added to the loss,
@@ -89,8 +87,8 @@ class Delattre(Method):
     iterations: int | None = None
     weight: float = 0.1
     promises: ClassVar[tuple[Promise, ...]] = (
-        Promise(slack=1e-5, covers=is_part_of_circulant),
-        Promise(slack=1e-5, covers=pads_with_zeros, settings={"padding_form": "zeros"}),
+        Promise(margin=1e-5, covers=is_part_of_circulant),
+        Promise(margin=1e-5, covers=pads_with_zeros, settings={"padding_form": "zeros"}),
     )
 
     def __post_init__(self) -> None:
@@ -110,97 +108,76 @@ class Delattre(Method):
         """Only where it rescales."""
         return self.use == "rescale"
 
-    def takes(self, layer: FoundLayer) -> bool:
+    @classmethod
+    def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
         """Dense layers and convolutions with one group and no dilation."""
-        return not _why_not(layer, *layer.in_shapes, form=self.padding_form)
+        form = settings.get("padding_form", "circular")
+        check_form(form, settings.get("iterations"))
+        return why_not_circulant(layer, *in_shapes, strides=True, wraps=form == "circular")
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def takes(self, layer: FoundLayer) -> bool:
+        """Layers inside the domain of the form; others are left alone."""
+        return not self.why_not(layer, *layer.in_shapes, padding_form=self.padding_form)
+
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin; a penalty counts from the first call on."""
         return _Bounded(self, sharing, bounds)
 
-    @staticmethod
-    @torch.no_grad()
-    def estimate(
-        module: Layer,
-        in_shape: Shape,
-        *,
-        generator: torch.Generator | None = None,
-        iterations: int | None = None,
-        padding_form: PaddingForm = "circular",
+    @classmethod
+    def norm_of(
+        cls, module: Any, in_shape: Shape, generator: torch.Generator | None, **settings: Any
     ) -> float:
-        """The bound by Gram iteration, as if the stride were 1.
-
-        Nothing here is random, and `generator` is not used.
-
-        Raises:
-            OutsideDomain: The layer has groups or dilation, is larger than the image, or is of
-                another type.
-            ValueError: Its weights are not finite.
-        """
-        check_form(padding_form, iterations)
-        require("Delattre", module, _why_not(module, in_shape, form=padding_form))
-        bound = layer_bound(sole_module(module), (in_shape,), padding_form, iterations)
-        return finite_estimate("Delattre", module, float(bound))
+        """The bound by Gram iteration, as if the stride were 1. Nothing here is random."""
+        return float(layer_bound(sole_module(module), (in_shape,), **settings))
 
 
 @final
-class _Bounded(Keeper):
+class _Bounded(MethodState):
     """The layers of one model, and their latest bounds."""
 
+    method: Delattre
+
     def __init__(self, method: Delattre, sharing: Sharing, bounds: Mapping[str, float]) -> None:
-        self._method, self._sharing, self._targets = method, sharing, dict(bounds)
-        self._layers = dict(sharing.mine())
-        self._norms: dict[str, float] = {}
-        self._asked = method.use == "rescale"
+        super().__init__(method, sharing)
+        self._targets, self._is_asked = dict(bounds), method.use == "rescale"
 
     @torch.no_grad()
     def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
         self._targets |= bounds
-        if not self._asked:
-            self._asked = True
+        if not self._is_asked:
+            self._is_asked = True
             warn("Delattre: nothing is penalized; add attachment.penalty() to the loss.")
-        for name, target in bounds.items() if self._method.use == "rescale" else ():
-            norm = float(self._look(name))
-            weight = self._layers[name].modules[0]._parameters["weight"]
+        for name, target in bounds.items() if self.method.use == "rescale" else ():
+            norm = float(self._bound(name))
+            weight = self.layers[name].modules[0]._parameters["weight"]
             if weight is not None and target < norm < math.inf:
                 weight.mul_(target / norm)
-                self._norms[name] = target
+                self.record(name, target)
 
     def penalty(self) -> Tensor:
-        if self._method.use == "rescale":
+        if self.method.use == "rescale":
             return super().penalty()
-        self._asked = True
+        self._is_asked = True
         with plain_numerics():
-            found = {n: self._look(n) for n in self._layers if self._sharing.moves(n)}
-        above = [b for n, b in found.items() if self._targets[n] < self._norms[n] < math.inf]
-        return self._method.weight * sum((b.to(above[0].device) for b in above), super().penalty())
-
-    def norms(self) -> dict[str, float]:
-        return dict(self._norms)
+            found = {name: self._bound(name) for name in self.layers if self.sharing.moves(name)}
+        norms = self.norms()
+        above = [bound for n, bound in found.items() if self._targets[n] < norms[n] < math.inf]
+        return self.method.weight * sum((b.to(above[0].device) for b in above), super().penalty())
 
     def layer_states(self) -> dict[str, Any]:
-        return {n: {"norm": self._norms.get(n), "target": t} for n, t in self._targets.items()}
+        norms = self.norms()
+        return {n: {"norm": norms.get(n), "target": t} for n, t in self._targets.items()}
 
     def load_layer_states(self, states: Mapping[str, Any]) -> None:
-        known = {n: states[n] for n in self._layers if n in states}
+        known = {n: states[n] for n in self.layers if n in states}
         self._targets |= {n: float(state["target"]) for n, state in known.items()}
         norms = {n: state["norm"] for n, state in known.items()}
         self._norms = {n: float(norm) for n, norm in norms.items() if norm is not None}
 
-    def _look(self, name: str) -> Tensor:
-        """The bound of a layer, which is remembered, and reported if it is not finite."""
-        layer, method = self._layers[name], self._method
+    def _bound(self, name: str) -> Tensor:
+        """The bound of a layer, with its gradient, which is recorded."""
+        layer, method = self.layers[name], self.method
         form, iterations = method.padding_form, method.iterations
         bound = layer_bound(layer.modules[0], layer.in_shapes, form, iterations)
-        norm = float(bound.detach())
-        if not math.isfinite(norm) and math.isfinite(self._norms.get(name, 0.0)):
-            warn(
-                f"Delattre on layer {name!r}: its weights are NaN or infinite. It is left as it is "
-                "until they are restored, as by loading a checkpoint."
-            )
-        self._norms[name] = norm
+        self.record(name, float(bound.detach()))
         return bound
-
-
-def _why_not(layer: object, *in_shapes: Shape, form: PaddingForm) -> str:
-    return why_not_circulant(layer, *in_shapes, strides=True, wraps=form == "circular")

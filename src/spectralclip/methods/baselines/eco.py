@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 from torch import Tensor, nn
 
 from spectralclip._common import Shape
-from spectralclip._models import FoundLayer
 from spectralclip.methods._domain import sole_module
 from spectralclip.methods.baselines._orthogonal import OrthogonalMethod, skew_exponential
 
@@ -38,9 +37,7 @@ class ECO(OrthogonalMethod):
     forward pass; `finalize` and `remove` leave that convolution as a plain layer. Where the kernel
     has grown, the optimizer's averages of it begin anew.
 
-    *Checkpoints.* As of `SOC`: those from before the end load into a plain model without a word,
-    which then computes something else; those from after it need convolutions that are built like
-    the ones that are left, dilation and all, even where the kernel has its old shape.
+    *Checkpoints.* As of `SOC`.
 
     *Known failure.* The receptive field is spread over the whole image, so that nothing local is
     left of the original convolution.
@@ -71,9 +68,10 @@ class ECO(OrthogonalMethod):
             for n, k in zip(sides, kernel, strict=True)
         )
 
-    def why_not(self, layer: FoundLayer) -> str:
-        """Why the method is not defined for a layer; empty if it is."""
-        why, module = super().why_not(layer), sole_module(layer)
+    @classmethod
+    def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
+        """As of all orthogonal methods, without strides."""
+        why, module = super().why_not(layer, *in_shapes), sole_module(layer)
         if why or isinstance(module, nn.Linear) or max(module.kernel_size) == 1:
             return why
         if max(module.stride) > 1:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 
 from spectralclip._common import Shape
-from spectralclip._models import FoundLayer
-from spectralclip._operators import Layer
-from spectralclip._training import Keeper, Method, Promise, Sharing
-from spectralclip.methods._domain import WEIGHTED, finite_estimate, require, why_not_plain
-from spectralclip.methods._settings import check_count
-from spectralclip.methods.baselines._power import power_norm
-from spectralclip.methods.baselines._scaler import Scaler
+from spectralclip._training import MethodState, Promise, Sharing
+from spectralclip.methods._domain import WEIGHTED, DomainMethod, check_count, why_not_plain
+from spectralclip.methods.baselines._power import PowerScaler, power_norm
 
 
 @final
 @dataclass(frozen=True)
-class Farnia(Method):
+class Farnia(DomainMethod):
     """Divide a weight by what its norm is above the bound, by one warm iteration a step.
 
     Farzan Farnia, Jesse M. Zhang, David Tse: *Generalizable Adversarial Training via Spectral
@@ -64,41 +60,24 @@ class Farnia(Method):
 
     power_iterations: int = 1
 
-    promises: ClassVar[tuple[Promise, ...]] = (Promise(steps=300, slack=5e-3),)
+    promises: ClassVar[tuple[Promise, ...]] = (Promise(steps=300, margin=5e-3),)
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
         check_count(1, power_iterations=self.power_iterations)
 
-    def takes(self, layer: FoundLayer) -> bool:
+    @classmethod
+    def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
         """Dense layers and convolutions."""
-        return not why_not_plain(layer, *WEIGHTED)
+        return why_not_plain(layer, *WEIGHTED)
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin; weights stay as they are until the first step."""
-        return Scaler("Farnia", sharing.mine(), self.power_iterations, warm=True, seed=seed)
+        return PowerScaler(self, sharing, seed, self.power_iterations, warm=True)
 
-    @staticmethod
-    def estimate(
-        module: Layer,
-        in_shape: Shape,
-        *,
-        generator: torch.Generator | None = None,
-        power_iterations: int | None = None,
+    @classmethod
+    def norm_of(
+        cls, module: Any, in_shape: Shape, generator: torch.Generator | None, **settings: Any
     ) -> float:
-        """The norm of a layer by the power method from a random start.
-
-        Args:
-            module: A dense layer, convolution or transposed one.
-            in_shape: Shape of one input.
-            generator: Source of the start; by default the same for each call.
-            power_iterations: How many; by default as many as it takes to settle, which is what
-                following a layer at rest comes to.
-
-        Raises:
-            OutsideDomain: The layer is of another kind.
-            ValueError: Its weights are not finite.
-        """
-        require("Farnia", module, why_not_plain(module, *WEIGHTED))
-        norm = power_norm(module, in_shape, generator, power_iterations)
-        return finite_estimate("Farnia", module, norm)
+        """By the power method from a random start, which following a layer at rest comes to."""
+        return power_norm(module, in_shape, generator, **settings)

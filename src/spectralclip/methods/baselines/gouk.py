@@ -5,31 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 
 from spectralclip._clipping import clamp_batch_norm_
 from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
-from spectralclip._operators import Layer
-from spectralclip._training import Keeper, Method, Promise, Sharing
+from spectralclip._training import MethodState, Promise, Sharing
 from spectralclip.methods._domain import (
     WEIGHTED,
-    finite_estimate,
+    DomainMethod,
+    check_count,
     is_batch_norm,
-    require,
     sole_module,
     why_not_plain,
 )
-from spectralclip.methods._settings import check_count
-from spectralclip.methods.baselines._power import power_norm
-from spectralclip.methods.baselines._scaler import Scaler
+from spectralclip.methods.baselines._power import PowerScaler, power_norm
 
 
 @final
 @dataclass(frozen=True)
-class Gouk(Method):
+class Gouk(DomainMethod):
     """Divide a weight by what its norm is above the bound, after each step.
 
     Henry Gouk, Eibe Frank, Bernhard Pfahringer, Michael J. Cree: *Regularisation of Neural
@@ -46,8 +43,8 @@ class Gouk(Method):
     dilation; batch norms with a scale and running statistics. Others are left alone.
 
     *Promise*: the estimate tends to the true norm, from below, and is within 1e-3 of it after
-    enough iterations, some hundred in general and a thousand
-    where values lie close together; then the layer's norm is within as much of the bound.
+    enough iterations, some hundred in general and a thousand where values lie close together; then
+    the layer's norm is within as much of the bound.
 
     *Cost*: `2 power_iterations + 1` applications of a layer a step.
 
@@ -86,47 +83,24 @@ class Gouk(Method):
         """Refuse settings that make no sense."""
         check_count(1, power_iterations=self.power_iterations)
 
+    @classmethod
+    def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
+        """Dense layers, convolutions, and batch norms with a scale and statistics."""
+        return "" if is_batch_norm(layer) else why_not_plain(layer, *WEIGHTED)
+
     def takes(self, layer: FoundLayer) -> bool:
-        """Dense layers and convolutions, and batch norms if asked for."""
-        if is_batch_norm(layer):
-            return self.batch_norm
-        return not why_not_plain(layer, *WEIGHTED)
+        """Batch norms only if asked for."""
+        return super().takes(layer) and (self.batch_norm or not is_batch_norm(layer))
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin; weights stay as they are until the first step."""
-        layers, iterations = sharing.mine(), self.power_iterations
-        return Scaler("Gouk", layers, iterations, warm=self.warm, seed=seed)
+        return PowerScaler(self, sharing, seed, self.power_iterations, warm=self.warm)
 
-    @staticmethod
-    def estimate(
-        module: Layer,
-        in_shape: Shape,
-        *,
-        generator: torch.Generator | None = None,
-        power_iterations: int | None = None,
+    @classmethod
+    def norm_of(
+        cls, module: Any, in_shape: Shape, generator: torch.Generator | None, **settings: Any
     ) -> float:
-        """The norm of a layer by the power method from a random start; of a batch norm, exactly.
-
-        Args:
-            module: A dense layer, convolution, transposed one, or batch norm.
-            in_shape: Shape of one input.
-            generator: Source of the start; by default the same for each call.
-            power_iterations: How many; by default as many as it takes to settle.
-
-        Raises:
-            OutsideDomain: The layer is of another kind.
-            ValueError: Its weights or statistics are not finite.
-
-        Example:
-            >>> import torch
-            >>> from spectralclip.methods.baselines.gouk import Gouk
-            >>> Gouk.estimate(torch.nn.AvgPool2d(2), (1, 4, 4))
-            Traceback (most recent call last):
-            spectralclip.methods._domain.OutsideDomain: Gouk is not defined for AvgPool2d(...
-        """
+        """By the power method from a random start; of a batch norm, exactly."""
         if is_batch_norm(module):
-            norm = clamp_batch_norm_(sole_module(module), math.inf)
-            return finite_estimate("Gouk", module, norm)
-        require("Gouk", module, why_not_plain(module, *WEIGHTED))
-        norm = power_norm(module, in_shape, generator, power_iterations)
-        return finite_estimate("Gouk", module, norm)
+            return clamp_batch_norm_(sole_module(module), math.inf)
+        return power_norm(module, in_shape, generator, **settings)

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor, linalg
 
-from spectralclip.methods._settings import check_count
+from spectralclip.methods._domain import check_count
 from spectralclip.methods.baselines._orthogonal import OrthogonalMethod, nearer_unitary
 
 
@@ -36,9 +36,7 @@ class LOT(OrthogonalMethod):
     `finalize` and `remove` leave a plain circular convolution, its kernel as large as the image,
     of which the optimizer has no averages yet.
 
-    *Checkpoints.* As of `SOC`: those from before the end load into a plain model without a word,
-    which then computes something else; those from after it need convolutions that are built like
-    the ones that are left.
+    *Checkpoints.* As of `SOC`.
 
     *Known failure.* A value that is a share r of the Frobenius norm of its matrix grows by a half
     in each iteration at first: with the published 10, values with r below 0.01 stay well below the

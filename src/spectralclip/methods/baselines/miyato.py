@@ -8,27 +8,30 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
 
 from spectralclip._common import Shape
-from spectralclip._models import FoundLayer
-from spectralclip._operators import Layer
-from spectralclip._training import Keeper, Method, Promise, Sharing, warn
+from spectralclip._operators import unchanged_rng
+from spectralclip._training import MethodState, Promise, Sharing
 from spectralclip.methods._domain import (
     WEIGHTED,
-    finite_estimate,
+    DomainMethod,
+    check_count,
     matrix_norm,
-    require,
     reshaped_kernel,
     sole_module,
     why_not_plain,
 )
-from spectralclip.methods._settings import check_count
-from spectralclip.methods.baselines._normalized import NormalizedLayer
+from spectralclip.methods._true_norm import make_plain_
+
+# Torch itself warms its vectors up so much.
+_WARM_UP = 15
 
 
 @final
 @dataclass(frozen=True)
-class Miyato(Method):
+class Miyato(DomainMethod):
     """Divide the weight by the norm of its reshaped kernel, each time that it is used.
 
     Takeru Miyato, Toshiki Kataoka, Masanori Koyama, Yuichi Yoshida: *Spectral Normalization for
@@ -91,97 +94,117 @@ class Miyato(Method):
         """Layers compute with other weights than their own."""
         return True
 
-    @property
-    def divides(self) -> bool:
-        """Every process computes with normalized weights."""
-        return False
-
-    def takes(self, layer: FoundLayer) -> bool:
+    @classmethod
+    def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
         """Dense layers and convolutions with a weight of their own."""
-        return not why_not_plain(layer, *WEIGHTED)
+        return why_not_plain(layer, *WEIGHTED)
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Parametrize the layers that training moves."""
-        return _Normalizer(self, sharing, bounds, seed)
+        return _Normalized(self, sharing, bounds, seed)
 
-    @staticmethod
-    def estimate(
-        module: Layer, in_shape: Shape, *, generator: torch.Generator | None = None
+    @classmethod
+    def norm_of(
+        cls, module: Any, in_shape: Shape, generator: torch.Generator | None, **settings: Any
     ) -> float:
-        """The norm of the reshaped kernel: what the iteration tends to, whatever the `in_shape`.
-
-        Args:
-            module: A dense layer, convolution or transposed one.
-            in_shape: Not looked at, which is what is wrong with it.
-            generator: Not needed.
-
-        Raises:
-            OutsideDomain: The layer is of another kind.
-            ValueError: Its weights are not finite.
-        """
-        require("Miyato", module, why_not_plain(module, *WEIGHTED))
-        kernel = reshaped_kernel(sole_module(module)).detach()
-        return finite_estimate("Miyato", module, matrix_norm(kernel))
+        """The norm of the reshaped kernel, whatever the `in_shape`."""
+        return matrix_norm(reshaped_kernel(sole_module(module)))
 
 
 @final
-class _Normalizer(Keeper):
-    """The parametrized layers of one model."""
+class _Times(nn.Module):
+    """Multiplies with the bound."""
+
+    def __init__(self, bound: float) -> None:
+        super().__init__()
+        self.bound = bound
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * self.bound
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        return weight / self.bound
+
+
+@final
+class _Normalized(MethodState):
+    """Layers under torch's parametrization, times a bound, each from when training moves it."""
+
+    method: Miyato
 
     def __init__(
         self, method: Miyato, sharing: Sharing, bounds: Mapping[str, float], seed: int
     ) -> None:
-        self._layers, self._seed = sharing.mine(), seed
-        self._iterations = method.power_iterations
-        self._held: dict[str, NormalizedLayer] = {}
-        self._norms: dict[str, float] = {}
+        super().__init__(method, sharing, seed)
+        # By layer: torch's own, then `_Times`; and the module's parameters as they were before.
+        self._made: dict[str, Any] = {}
+        self._orders: dict[str, list[str]] = {}
         moving = {name: bound for name, bound in bounds.items() if sharing.moves(name)}
         for name in moving:
-            _require_a_direction(name, self._layers[name])
+            if not bool(sole_module(self.layers[name]).weight.any()):
+                raise ValueError(
+                    f"Layer {name!r} has a weight of zeros, which Miyato cannot divide by its "
+                    "norm: start it with other values, or leave the layer out by max_norm."
+                )
         for name, bound in moving.items():
-            self._hold(name, bound)
+            self._parametrize(name, bound)
 
-    def _hold(self, name: str, bound: float) -> None:
-        module = self._layers[name].modules[0]
-        self._held[name] = NormalizedLayer(module, bound, self._iterations, f"{self._seed}, {name}")
+    def _parametrize(self, name: str, bound: float) -> None:
+        module: Any = self.layers[name].modules[0]
+        self._orders[name] = list(module._parameters)
+        with unchanged_rng(module.weight.device):
+            parametrizations.spectral_norm(module, n_power_iterations=self.method.power_iterations)
+            parametrize.register_parametrization(module, "weight", _Times(bound), unsafe=True)
+        self._made[name] = module.parametrizations["weight"]
+        self._draw(name)
 
+    @torch.no_grad()
+    def _draw(self, name: str) -> None:
+        """Begin at vectors that do not depend on the global random state."""
+        own, generator = self._made[name][0], self.generator(name)
+        drawn = {
+            key: torch.randn(old.shape, generator=generator, device="cpu").to(old)
+            for key, old in own.state_dict().items()
+        }
+        own.load_state_dict({key: v / v.norm() for key, v in drawn.items()})
+        if bool(torch.isfinite(self._made[name].original).all()):
+            mode = own.training
+            own.train()
+            for _ in range(_WARM_UP):
+                own(self._made[name].original)
+            own.train(mode)
+
+    @torch.no_grad()
     def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
         for name, bound in bounds.items():
-            if name not in self._held:  # freed since
-                self._hold(name, bound)
-            held = self._held[name]
-            held.set_bound(bound)
-            norm = held.norm()
+            if name not in self._made:  # freed since
+                self._parametrize(name, bound)
+            made = self._made[name]
+            made[1].bound = bound
+            mode = made[0].training
+            made[0].eval()  # to measure is no iteration
+            kernel = reshaped_kernel(self.layers[name].modules[0], made())
+            made[0].train(mode)
+            norm = float(torch.linalg.vector_norm(kernel @ made[0]._v.to(kernel.dtype)))
             if not math.isfinite(norm):
-                held.draw()  # NaN would stay in the vectors when the weights are restored
-                if math.isfinite(self._norms.get(name, 0.0)):
-                    warn(
-                        f"Miyato on layer {name!r}: weights are NaN or infinite. It goes on once "
-                        "they are restored."
-                    )
-            self._norms[name] = norm
-
-    def norms(self) -> dict[str, float]:
-        return dict(self._norms)
+                self._draw(name)  # NaN would stay in the vectors when the weights are restored
+            self.record(name, norm)
 
     def layer_states(self) -> dict[str, Any]:
-        return {name: held.state() for name, held in self._held.items()}
+        states = {}
+        for name, made in self._made.items():
+            vectors = {key: vector.clone() for key, vector in made[0].state_dict().items()}
+            states[name] = {"vectors": vectors, "bound": float(made[1].bound)}
+        return states
 
     def load_layer_states(self, states: Mapping[str, Any]) -> None:
-        for name, held in self._held.items():
+        for name, made in self._made.items():
             if name in states:
-                held.load(states[name])
+                made[0].load_state_dict(states[name]["vectors"])
+                made[1].bound = float(states[name]["bound"])
 
     def stop(self) -> None:
         # The last one scales a weight that several layers share: it has to be within all bounds.
-        for name in sorted(self._held, key=lambda name: -self._held[name].bound):
-            self._held.pop(name).remove()
-
-
-def _require_a_direction(name: str, layer: FoundLayer) -> None:
-    """Zero divided by its norm would be NaN, from the first forward pass on."""
-    if not bool(sole_module(layer).weight.any()):
-        raise ValueError(
-            f"Layer {name!r} has a weight of zeros, which Miyato cannot divide by its norm: start "
-            "it with other values, or leave the layer out by max_norm."
-        )
+        for name in sorted(self._made, key=lambda name: -float(self._made[name][1].bound)):
+            del self._made[name]
+            make_plain_(self.layers[name].modules[0], "weight", self._orders[name])

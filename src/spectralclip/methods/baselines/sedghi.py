@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
-import torch
 from torch import Tensor
 
 from spectralclip._common import Shape
-from spectralclip._models import FoundLayer
-from spectralclip._operators import Layer
-from spectralclip._training import Keeper, Method, Promise, Sharing
-from spectralclip.methods._domain import finite_estimate, require, sole_module
-from spectralclip.methods._settings import check_count
+from spectralclip._training import Promise
+from spectralclip.methods._domain import check_count
 from spectralclip.methods.baselines._circulant import (
+    CirculantMethod,
     Torus,
-    kernel_of,
     loses_no_tap,
     why_not_circulant,
 )
-from spectralclip.methods.baselines._rounds import Rounds
 
 
 @final
 @dataclass(frozen=True)
-class Sedghi(Method):
+class Sedghi(CirculantMethod):
     """Fourier transform, clip every frequency, back to a kernel (Sedghi, Gupta and Long).
 
     H. Sedghi, V. Gupta, P. M. Long: *The Singular Values of Convolutional Layers*, ICLR 2019
@@ -77,47 +71,20 @@ class Sedghi(Method):
     every: int = 100
     projections: int = 1
     promises: ClassVar[tuple[Promise, ...]] = (
-        Promise(slack=1e-5, covers=loses_no_tap, settings={"every": 1}),
+        Promise(margin=1e-5, covers=loses_no_tap, settings={"every": 1}),
     )
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
         check_count(1, every=self.every, projections=self.projections)
 
-    def takes(self, layer: FoundLayer) -> bool:
+    @classmethod
+    def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
         """Dense layers and convolutions with stride 1, one group and no dilation."""
-        return not why_not_circulant(layer, *layer.in_shapes, strides=False)
+        return why_not_circulant(layer, *in_shapes, strides=False)
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
-        """Begin; nothing happens before the first round."""
-        return Rounds("Sedghi", sharing.mine(), self.every, self._clipped)
-
-    def _clipped(self, kernel: Tensor, torus: Torus, bound: float) -> Tensor:
+    def clipped(self, kernel: Tensor, torus: Torus, bound: float) -> Tensor:
+        """Clip and cut down, as often as asked for."""
         for _ in range(self.projections):
             kernel = torus.clip(kernel, bound)
         return kernel
-
-    @staticmethod
-    @torch.no_grad()
-    def estimate(
-        module: Layer, in_shape: Shape, *, generator: torch.Generator | None = None
-    ) -> float:
-        """The largest singular value, as if the padding were circular.
-
-        Args:
-            module: A dense layer, or a convolution with stride 1.
-            in_shape: Shape of one input.
-            generator: Not used: nothing here is random.
-
-        Returns:
-            The norm; exact for circular padding that keeps the size.
-
-        Raises:
-            OutsideDomain: The layer has a stride, groups or dilation, is larger than the image, or
-                is of another type.
-            ValueError: Its weights are not finite.
-        """
-        require("Sedghi", module, why_not_circulant(module, in_shape, strides=False))
-        sole = sole_module(module)
-        norm = Torus.of(sole, in_shape).norm(kernel_of(sole))
-        return finite_estimate("Sedghi", module, norm)

@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
 
 from spectralclip._common import Shape
-from spectralclip._models import FoundLayer
-from spectralclip._operators import Layer
-from spectralclip._training import Keeper, Method, Promise, Sharing
-from spectralclip.methods._domain import finite_estimate, require, sole_module
-from spectralclip.methods._settings import check_count
+from spectralclip._training import Promise
+from spectralclip.methods._domain import check_count
 from spectralclip.methods.baselines._circulant import (
+    CirculantMethod,
     Torus,
-    kernel_of,
     loses_no_tap,
     why_not_circulant,
 )
-from spectralclip.methods.baselines._rounds import Rounds
 
 
 @final
 @dataclass(frozen=True)
-class Senderovich(Method):
+class Senderovich(CirculantMethod):
     """Fourier transform of the phases of a strided convolution, clip, back (Senderovich et al.).
 
     A. Senderovich, E. Bulatova, A. Obukhov, M. Rakhuba: *Towards Practical Control of Singular
     Values of Convolutional Layers*, NeurIPS 2022.
 
-    The method of `Sedghi` for strides. With stride s, image and kernel fall apart into `s x s`
+    The method of `Sedghi` for strides. With stride s, image and kernel are split into `s x s`
     phases, which are convolved without a stride on the grid of the output; with circular padding
     and a stride that divides the side, the layer's singular values are those of the `c_out x
     s^2 c_in` matrices that the Fourier transform of the phases has at each frequency. Every
@@ -42,10 +37,8 @@ class Senderovich(Method):
     `r x k^2 x r` and `r x c_out`. If the outer two have orthonormal columns and rows, the layer's
     singular values are those of the small convolution in the middle, and zeros; that one is
     clipped, at a price that depends on r rather than on the channels. The authors train the three
-    cores, in layers of their own; here the model's layers stay as they are, and each round first
-    replaces the kernel by the nearest such train, up to a factor of sqrt(2), by two SVDs. In
-    between, training moves the kernel off it. Compressing alone never raises the norm. Dense
-    layers are not compressed.
+    cores; here each round first replaces the kernel by the nearest such train, up to a factor of
+    sqrt(2), which never raises the norm. Dense layers are not compressed.
 
     *Domain*: convolutions on any number of axes with one group and no dilation, and an image
     not smaller than the kernel; dense layers, as one tap on one pixel. The theory is for circular
@@ -84,7 +77,7 @@ class Senderovich(Method):
     every: int = 100
     tt_rank: int | None = None
     promises: ClassVar[tuple[Promise, ...]] = (
-        Promise(slack=1e-5, covers=loses_no_tap, settings={"every": 1}),
+        Promise(margin=1e-5, covers=loses_no_tap, settings={"every": 1}),
     )
 
     def __post_init__(self) -> None:
@@ -93,15 +86,13 @@ class Senderovich(Method):
         if self.tt_rank is not None:
             check_count(1, tt_rank=self.tt_rank)
 
-    def takes(self, layer: FoundLayer) -> bool:
+    @classmethod
+    def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
         """Dense layers and convolutions with one group and no dilation."""
-        return not why_not_circulant(layer, *layer.in_shapes, strides=True)
+        return why_not_circulant(layer, *in_shapes, strides=True)
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
-        """Begin; nothing happens before the first round."""
-        return Rounds("Senderovich", sharing.mine(), self.every, self._clipped)
-
-    def _clipped(self, kernel: Tensor, torus: Torus, bound: float) -> Tensor:
+    def clipped(self, kernel: Tensor, torus: Torus, bound: float) -> Tensor:
+        """Clip, compressed if asked for, and cut down."""
         if self.tt_rank is None or not torus.sides or self.tt_rank >= max(kernel.shape[:2]):
             return torus.clip(kernel, bound)
         left, core, right = tensor_train(kernel, self.tt_rank)
@@ -111,32 +102,6 @@ class Senderovich(Method):
         moved = torch.linalg.vector_norm(compressed - kernel)
         noise = 10 * torch.finfo(kernel.dtype).eps * torch.linalg.vector_norm(kernel)
         return kernel if clipped is core and bool(moved <= noise) else compressed
-
-    @staticmethod
-    @torch.no_grad()
-    def estimate(
-        module: Layer, in_shape: Shape, *, generator: torch.Generator | None = None
-    ) -> float:
-        """The largest singular value, as if the padding were circular.
-
-        Args:
-            module: A dense layer, or a convolution with any stride.
-            in_shape: Shape of one input.
-            generator: Not used: nothing here is random.
-
-        Returns:
-            The norm; exact for circular padding with an output of the input's side divided by
-            the stride.
-
-        Raises:
-            OutsideDomain: The layer has groups or dilation, is larger than the image, or is of
-                another type.
-            ValueError: Its weights are not finite.
-        """
-        require("Senderovich", module, why_not_circulant(module, in_shape, strides=True))
-        sole = sole_module(module)
-        norm = Torus.of(sole, in_shape).norm(kernel_of(sole))
-        return finite_estimate("Senderovich", module, norm)
 
 
 def tensor_train(kernel: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:

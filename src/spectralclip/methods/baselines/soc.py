@@ -32,11 +32,9 @@ class SOC(OrthogonalMethod):
     pass. `finalize` and `remove` leave a plain circular convolution, whose kernel is as large as
     the image; the optimizer goes on with it, but for its averages of the weight, which begin anew.
 
-    *Checkpoints.* While it is attached, the `state_dict` has the keys and shapes of the plain
-    model. It loads into one without a word, which then computes something else: attach the method
-    there too. Afterwards kernels have another shape, and the model as it is built does not load
-    them: save it whole, `torch.save(model, path)`, or build its convolutions from the attributes
-    that they have now, as in the example.
+    *Checkpoints.* While it is attached, the `state_dict` has the keys and shapes of the plain one,
+    and means something else: attach the method there too. Afterwards kernels have another shape:
+    save the model whole, or build its convolutions from the attributes that they have now.
 
     *Known failure.* Half of the parameters, the symmetric part of W, have no influence. Of its
     published forms the one with an explicit kernel and one scale for each channel is not
@@ -53,19 +51,6 @@ class SOC(OrthogonalMethod):
         >>> values = singular_values(model[0], (3, 6, 6))
         >>> bool((values - 1).abs().max() < 1e-5)
         True
-        >>> new = model[0]
-        >>> again = torch.nn.Conv2d(
-        ...     new.in_channels,
-        ...     new.out_channels,
-        ...     new.kernel_size,
-        ...     new.stride,
-        ...     new.padding,
-        ...     new.dilation,
-        ...     new.groups,
-        ...     padding_mode=new.padding_mode,
-        ... )
-        >>> again.load_state_dict(new.state_dict())
-        <All keys matched successfully>
     """
 
     def orthogonal(self, matrices: Tensor) -> Tensor:

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import math
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from torch import Tensor
 
 from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
-from spectralclip._operators import Layer, as_operator
-from spectralclip._training import Keeper, Method, Sharing, saved_vectors, warn
-from spectralclip.methods._domain import finite_estimate
-from spectralclip.methods._settings import check_count, check_positive
-from spectralclip.methods.baselines._deflation import ITERATIONS, TOL, virmaux_svds
+from spectralclip._operators import as_operator
+from spectralclip._training import Method, MethodState, Sharing
+from spectralclip.methods._domain import DomainMethod, check_count, check_positive
 from spectralclip.methods.baselines._power import (
+    ITERATIONS,
     MOST_ITERATIONS,
     SETTLED,
-    power_method,
-    random_start,
+    TOL,
+    PowerState,
+    virmaux_svds,
 )
 
 
 @final
 @dataclass(frozen=True)
-class Virmaux(Method):
+class Virmaux(DomainMethod):
     """AutoLip's layer part: measure norms by the power method through autograd, and no more.
 
     Aladin Virmaux, Kevin Scaman: *Lipschitz Regularity of Deep Neural Networks: Analysis and
@@ -39,8 +36,8 @@ class Virmaux(Method):
     values those found are projected away, and it begins again: `virmaux_svds`. AutoLip multiplies
     the layers' norms to a bound for the network.
 
-    It is a way to look, and the authors train nothing with it. Attached, it watches: every
-    `every` steps `norms()` is measured anew, from the vector of the last look. No weight moves.
+    It measures, and the authors train nothing with it. Attached, it watches: every `every` steps
+    `norms()` is measured anew, from the last vector. No weight moves.
 
     *Domain*: `estimate` and `virmaux_svds` take every layer that is affine, of any kind, and any
     composition. Attached, it leaves batch norms and embeddings out.
@@ -56,9 +53,9 @@ class Virmaux(Method):
     `svds` finds all k at once, in a small part of the applications.
 
     Args:
-        every: Steps of the optimizer from one look to the next.
-        power_iterations: At most, in a look.
-        tol: A look ends once an iteration moves the unit vector by no more than this. (The authors'
+        every: Steps of the optimizer from one measurement to the next.
+        power_iterations: At most, in each.
+        tol: It ends once an iteration moves the unit vector by no more than this. (The authors'
             1e-8 is below what single precision can tell.)
 
     Example:
@@ -88,83 +85,41 @@ class Virmaux(Method):
         """It only watches."""
         return False
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    @classmethod
+    def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
+        """Every affine layer; what is not raises an error of its own."""
+        return ""
+
+    def takes(self, layer: FoundLayer) -> bool:
+        """All but batch norms and embeddings."""
+        return Method.takes(self, layer)
+
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin to watch."""
-        return _Watch(self, sharing.mine(), seed)
+        return _Watch(self, sharing, seed)
 
-    @staticmethod
-    def estimate(
-        module: Layer,
-        in_shape: Shape,
-        *,
-        generator: torch.Generator | None = None,
-        power_iterations: int | None = None,
+    @classmethod
+    def norm_of(
+        cls, module: Any, in_shape: Shape, generator: torch.Generator | None, **settings: Any
     ) -> float:
-        """The largest singular value of any affine layer, or of a composition.
-
-        Args:
-            module: The layer.
-            in_shape: Shape of one input.
-            generator: Source of the start; by default the same for each call.
-            power_iterations: How many; by default as many as it takes to settle.
-
-        Raises:
-            OutsideDomain: The layer is not affine.
-            ValueError: Its weights are not finite.
-        """
-        most, tol = MOST_ITERATIONS, SETTLED
-        if power_iterations is not None:
-            most, tol = power_iterations, TOL
-        found = virmaux_svds(module, in_shape, power_iterations=most, tol=tol, generator=generator)
-        return finite_estimate("Virmaux", module, float(found.S[0]))
+        """The largest singular value of any affine layer, or of a composition."""
+        usual = {"power_iterations": MOST_ITERATIONS, "tol": SETTLED}
+        found = virmaux_svds(module, in_shape, generator=generator, **(settings or usual))
+        return float(found.S[0])
 
 
 @final
-class _Watch(Keeper):
-    """The layers of one model, each with the vectors of the latest look at each input shape."""
+class _Watch(PowerState):
+    """The layers of one model, each with the latest vectors at each input shape."""
 
-    def __init__(self, method: Virmaux, layers: Mapping[str, FoundLayer], seed: int) -> None:
-        self._method, self._layers, self._seed = method, dict(layers), seed
-        self._vectors: dict[str, list[Tensor]] = {}
-        self._norms: dict[str, float] = {}
-        self.applications = 0
+    method: Virmaux
 
     def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
-        for name in bounds if step % self._method.every == 0 else ():
+        iterations, tol = self.method.power_iterations, self.method.tol
+        for name in bounds if step % self.method.every == 0 else ():
+            layer = self.layers[name]
             try:
-                self._look(name)
+                ops = [as_operator(layer.modules, x, explicit=False) for x in layer.in_shapes]
+                self.record(name, self.measured(name, ops, iterations, tol, warm=True))
             except ValueError as error:  # weights or statistics that make no sense
-                if math.isfinite(self._norms.get(name, 0.0)):
-                    warn(f"Virmaux on layer {name!r}: {error}")
-                self._norms[name] = math.nan
-
-    def _look(self, name: str) -> None:
-        found = self._layers[name]
-        starts, vectors, norms = self._vectors.get(name, []), [], []
-        for index, shape in enumerate(found.in_shapes):
-            op = as_operator(found.modules, shape, explicit=False)
-            seed = zlib.crc32(f"{self._seed}, {name}, {index}".encode())
-            fresh = random_start(op, torch.Generator("cpu").manual_seed(seed))
-            start = starts[index].to(fresh) if starts else fresh
-            iterations, tol = self._method.power_iterations, self._method.tol
-            x, done, _ = power_method(op.gram, start, iterations, tol)
-            vectors.append(x)
-            norms.append(float(torch.linalg.vector_norm(op.matvec(x))))
-            self.applications += 2 * done + 1
-        self._vectors[name], self._norms[name] = vectors, max(norms)
-
-    def norms(self) -> dict[str, float]:
-        return dict(self._norms)
-
-    def layer_states(self) -> dict[str, Any]:
-        return {name: [v.clone() for v in vectors] for name, vectors in self._vectors.items()}
-
-    def load_layer_states(self, states: Mapping[str, Any]) -> None:
-        known = {name: states[name] for name in self._layers if name in states}
-        self._vectors |= {
-            name: [
-                saved_vectors(vector, shape).clone()
-                for vector, shape in zip(saved, self._layers[name].in_shapes, strict=True)
-            ]
-            for name, saved in known.items()
-        }
+                self.record(name, float("nan"), str(error))
