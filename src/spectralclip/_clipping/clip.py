@@ -5,25 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, final
 
 import torch
 from torch import Tensor
 
 from spectralclip._bounds import View, norm_bounds
-from spectralclip._clipping.free_weights import (
-    ConvWeight,
-    DirectWeight,
-    GenericWeights,
-    Movable,
-    Steerable,
-    movable_weight,
-    stored_operator,
-    stores_in_full,
-)
-from spectralclip._clipping.plan import Move
-from spectralclip._clipping.project import EXACT_GAP, GAP, Projected, nearest
+from spectralclip._clipping.cutting_planes import CUTS, EXACT_CUTS, by_cuts
+from spectralclip._clipping.douglas_rachford import SPLITTING, by_torus
+from spectralclip._clipping.free_weights import FreeWeights, MergedWeight, Move, free_weights
+from spectralclip._clipping.newton import by_newton
+from spectralclip._clipping.projection import Projected, backed_up
 from spectralclip._common import positive_number
 from spectralclip._operators import (
     HALF_PRECISION,
@@ -35,8 +28,37 @@ from spectralclip._operators import (
 )
 from spectralclip._spectrum import fresh_ritz, svds
 
-FINAL_STEPS, SHORT_STEPS, SETTLING_ROUNDS, FURTHER_ROUNDS, SETTLED = 60, 12, 20, 3, 1e-5
-CERTIFIED_ROUNDS = 8  # how often the layer may be lowered for the bounds' sake
+
+@final
+@dataclass(frozen=True)
+class ClipSettings:
+    """How the result is settled on the weights as they are stored.
+
+    Attributes:
+        final_steps: Lanczos steps of the last search, from a new random vector. Without it a norm
+            of 1.003 c was left; with it 1.0002 c at worst.
+        short_steps: The same where the norm is known already, as a guard against rounding.
+        settled: What may be left above the bound, relatively.
+        rounds: Searches at most; each is followed by a smaller step than the one before.
+        further_rounds: How often the move may be lengthened before the weights are scaled, which
+            always helps but costs more distance.
+        certified_rounds: How often the layer may be lowered for the sake of its bounds.
+        far: Times the bound: where the norm is larger, little of the layer will be left, which is
+            computed in float64.
+        excess_share: The share of the allowed gap that a smaller image may cost.
+    """
+
+    final_steps: int = 60
+    short_steps: int = 12
+    settled: float = 1e-5
+    rounds: int = 20
+    further_rounds: int = 3
+    certified_rounds: int = 8
+    far: float = 100.0
+    excess_share: float = 0.2
+
+
+SETTINGS = ClipSettings()
 
 
 @final
@@ -143,7 +165,7 @@ def clip_(
             )
         unit, bound = job.movable.unit, found.lower_bound
         distance = unit * job.movable.distance(point)
-        if isinstance(job.movable, DirectWeight):
+        if job.is_direct:
             # What was found is the projection itself; certifying or rounding may have gone beyond.
             bound = distance / unit if point is found.point else job.movable.distance(found.point)
     return ClipResult(
@@ -181,23 +203,26 @@ class _Clipping:
 
     def _take(self, op: LinearOperator) -> None:
         self.op, self.function = op, op.function
-        self.movable = movable_weight(op, self._move, self._unit)
+        self.movable = free_weights(op, self._move, self._unit)
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the singular values can be set one by one."""
+        return isinstance(self.movable, MergedWeight) and self.movable.is_direct
 
     def lengthen(self, norm: float, max_norm: float) -> None:
         """Compute in float64 where little of the layer will be left, or its scale is extreme.
 
         Explicit forms are in units of the bound; others see their own scale inside.
         """
-        extreme = isinstance(self.movable, GenericWeights) and not 1e-6 < max_norm < 1e6
-        if (norm <= 100 * max_norm and not extreme) or self.op.dtype == torch.float64:
+        extreme = not isinstance(self.movable, MergedWeight) and not 1e-6 < max_norm < 1e6
+        if (norm <= SETTINGS.far * max_norm and not extreme) or self.op.dtype == torch.float64:
             return
         self._take(self._view.double)
 
     def require_clippable(self, exact: bool) -> None:
         """Raise where there is no way to the bound, or none that `exact` could measure."""
         movable = self.movable
-        if not isinstance(movable, Steerable):
-            return
         if exact and not movable.is_linear:
             raise ValueError(
                 f"exact=True needs a layer that is linear in the parameters that move; "
@@ -226,7 +251,7 @@ class _Clipping:
 
     def norm_at_start(self) -> float:
         """The layer's norm as it is."""
-        if isinstance(self.movable, DirectWeight):
+        if isinstance(self.movable, MergedWeight) and self.movable.is_direct:
             return self.movable.unit * self.movable.norm
         norm = self._symbol_norm(self.movable.start)
         if norm is not None:
@@ -239,31 +264,35 @@ class _Clipping:
         """The norm of a convolution on a large image, from above, by its symbol; else None."""
         movable = self.movable
         # Together with what the search may leave open, less than what is left alone.
-        if not isinstance(movable, ConvWeight) or not self._view.is_large(self._tol / 4):
+        if not isinstance(movable, MergedWeight) or not self._view.is_large(self._tol / 4):
             return None
-        if not stores_in_full(self.function, movable, point):
+        if movable.is_direct or not movable.is_stored_in_full:
             return None
-        norm = movable.symbol_norm(point, self._tol / 8, FINAL_STEPS)
+        norm = movable.symbol_norm(point, self._tol / 8, SETTINGS.final_steps)
         return None if norm is None else movable.unit * norm
 
     def project(self, max_norm: float, norm: float, exact: bool) -> Projected:
         """The nearest point, by what suits the layer, whose norm is given."""
         unit = self.movable.unit
         # What a smaller image falls short of is made good on the layer itself, by going on in
-        # the direction of the move: a fifth of the gap that is allowed anyway.
-        excess = 0.2 * (EXACT_GAP if exact else GAP) * (norm / max_norm - 1)
-        movable = self._on_smaller_image(min(excess, 0.01))
-        found = nearest(movable, max_norm / unit, norm / unit, exact, self._generator)
+        # the direction of the move.
+        gap = (EXACT_CUTS if exact else CUTS).gap
+        excess = min(SETTINGS.excess_share * gap * (norm / max_norm - 1), 0.01)
+        movable = self._on_smaller_image(excess)
+        found = _nearest(movable, max_norm / unit, norm / unit, exact, self._generator)
         self.applications += found.applications
         return found
 
-    def _on_smaller_image(self, excess: float) -> Movable:
+    def _on_smaller_image(self, excess: float) -> FreeWeights:
         """What moves in a convolution on a smaller image, with the distances of the layer."""
-        small = self._view.cropped(excess) if isinstance(self.movable, ConvWeight) else None
-        if small is None or not isinstance(self.movable, ConvWeight):
-            return self.movable
+        movable = self.movable
+        if not isinstance(movable, MergedWeight) or movable.is_direct:
+            return movable
+        small = self._view.cropped(excess)
+        if small is None:
+            return movable
         op = small.op if self.op is self._view.op else small.double
-        return movable_weight(op, self._move, self._unit, self.movable.metric)
+        return free_weights(op, self._move, self._unit, movable.metric)
 
     def settled(self, point: Tensor, max_norm: float, start_norm: float) -> tuple[Tensor, float]:
         """Look once more, with nothing known before, at the weights as they will be stored.
@@ -273,13 +302,13 @@ class _Clipping:
         """
         start, norm = self.movable.start, math.inf
         # Where nothing was estimated, a short look only guards against rounding.
-        steps = SHORT_STEPS if isinstance(self.movable, DirectWeight) else FINAL_STEPS
-        for attempt in range(SETTLING_ROUNDS):
+        steps = SETTINGS.short_steps if self.is_direct else SETTINGS.final_steps
+        for attempt in range(SETTINGS.rounds):
             norm = self._norm_at(point, steps)
-            if norm <= max_norm * (1 + SETTLED):
+            if norm <= max_norm * (1 + SETTINGS.settled):
                 break
             missing = 1.5 * (norm - max_norm) / max(start_norm - norm, 1e-300)
-            if attempt < FURTHER_ROUNDS and missing < 0.05:
+            if attempt < SETTINGS.further_rounds and missing < 0.05:
                 point = point + missing * (point - start)
             else:
                 point = self.movable.scaled(point, max_norm / norm)
@@ -288,10 +317,10 @@ class _Clipping:
     def _norm_at(self, point: Tensor, steps: int) -> float:
         norm = self._symbol_norm(point)
         if norm is None:
-            op = stored_operator(self.function, self.movable, point)
-            look = fresh_ritz(op, steps, 1, self._generator)
-            self.applications += look.applications
-            norm = self.movable.unit * float(look.S[0])
+            op = self.movable.stored_operator(point)
+            found = fresh_ritz(op, steps, 1, self._generator)
+            self.applications += found.applications
+            norm = self.movable.unit * float(found.S[0])
         return norm
 
     def certified_norm(self) -> float:
@@ -310,26 +339,54 @@ class _Clipping:
         write: Callable[[dict[str, Tensor]], None],
     ) -> tuple[Tensor, float]:
         """Lower the layer, as it is written, until the upper end is within the bound."""
-        movable, aim, upper = self.movable, max_norm, self.certified_norm()
-        for attempt in range(CERTIFIED_ROUNDS):
+        movable, target, upper = self.movable, max_norm, self.certified_norm()
+        is_half = any(p.dtype in HALF_PRECISION for p in self.function.parameters.values())
+        for attempt in range(SETTINGS.certified_rounds):
             if upper <= max_norm:
                 break
             # Rounding to half precision may undo a small step.
-            margin = 1e-6 if self._is_stored_in_full() else 4e-3 * attempt
+            margin = 4e-3 * attempt if is_half else 1e-6
             factor = max_norm / upper * (1 - margin)
-            aim *= factor
-            if isinstance(movable, GenericWeights):
-                # The norm need not follow the scale: aim lower from the start.
-                found = self.project(aim, norm, exact)
-                point, _ = self.settled(found.point, aim, norm)
-            else:
+            target *= factor
+            if isinstance(movable, MergedWeight):
                 point = movable.scaled(point, factor)
+            else:
+                # The norm need not follow the scale: lower the target from the start.
+                found = self.project(target, norm, exact)
+                point, _ = self.settled(found.point, target, norm)
             write(movable.parameters(point))
             upper = self.certified_norm()
         return point, upper
 
-    def _is_stored_in_full(self) -> bool:
-        return all(p.dtype not in HALF_PRECISION for p in self.function.parameters.values())
+
+def _nearest(
+    movable: FreeWeights, max_norm: float, norm: float, exact: bool, generator: torch.Generator
+) -> Projected:
+    """The nearest point within the bound, by what suits what moves; `norm` is that of the start."""
+    if isinstance(movable, MergedWeight) and movable.is_direct:
+        return Projected(movable.clipped(max_norm), max_norm, 0, 1, True)
+    if not movable.is_linear:
+        found = by_newton(movable, max_norm, generator)
+        # Steps along a curved surface may have led astray: then the scale alone has to do.
+        return found if found.converged else replace(found, point=movable.start)
+    if exact:
+        found = by_cuts(movable, max_norm, EXACT_CUTS, generator)
+        return backed_up(movable, found, max_norm, generator)
+    if isinstance(movable, MergedWeight) and max_norm < SPLITTING.least_cut * norm:
+        on_torus = by_torus(movable, max_norm, generator)
+        if on_torus is not None:
+            return on_torus
+    found = by_cuts(movable, max_norm, CUTS, generator)
+    if not found.converged:
+        # Cuts come near the nearest point soon, and within the bound late.
+        finished = by_newton(movable, max_norm, generator, found.point)
+        found = replace(
+            finished,
+            applications=found.applications + finished.applications,
+            rounds=found.rounds + finished.rounds,
+            lower_bound=found.lower_bound,
+        )
+    return backed_up(movable, found, max_norm, generator)
 
 
 def _checked_request(

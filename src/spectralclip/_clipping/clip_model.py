@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from spectralclip._clipping.clip import ClipResult, clip_
-from spectralclip._clipping.plan import Move
+from spectralclip._clipping.free_weights import Move
 from spectralclip._common import Shape, positive_number, shown
 from spectralclip._models import Compose, ExampleInputs, FoundLayer, Pairs, find_layers
 from spectralclip._spectrum import spectral_norm
@@ -158,13 +158,13 @@ def layer_targets(layers: Mapping[str, FoundLayer], max_norm: Targets) -> dict[s
         if unknown:
             raise ValueError(
                 f"max_norm names {unknown}, which are not among the affine layers found: "
-                f"{list(layers)}. With compose=True a layer and the batch norm behind it have one "
+                f"{list(layers)}. With compose=True a layer and the following batch norm have one "
                 "name together; skipped_layers says what was left out, and why."
             )
         given = {name: max_norm[name] for name in layers if name in max_norm}
     elif callable(max_norm):
-        wished = {name: max_norm(name, layer) for name, layer in layers.items()}
-        given = {name: bound for name, bound in wished.items() if bound is not None}
+        answers = {name: max_norm(name, layer) for name, layer in layers.items()}
+        given = {name: bound for name, bound in answers.items() if bound is not None}
     else:
         return dict.fromkeys(layers, positive_number(max_norm, "max_norm"))
     return {

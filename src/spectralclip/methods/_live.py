@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from spectralclip._common import Shape
+from spectralclip._linalg import pulled_back
 from spectralclip._operators import (
     AffineFunction,
     LinearMap,
@@ -138,7 +139,7 @@ class _Evaluated:
             if not y.requires_grad:  # A constant function: no path leads back to x.
                 return torch.zeros_like(x)
             image = self._linear_part(y.detach())
-            (gram,) = torch.autograd.grad(y, leaf, image, materialize_grads=True)
+            (gram,) = pulled_back(y, [leaf], image, retain=False)
         return gram
 
     def _linear_part(self, y: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spectralclip._common import Shape
 from spectralclip._linalg import on_host
-from spectralclip._operators.blocks import BlockForm, CircularBlocks, WindowBlocks
+from spectralclip._operators.blocks import CircularBlocks, ListedBlocks, RepeatedBlocks
 from spectralclip._operators.maps.base import Layout, LinearMap, geometric_mean_of_sums
 from spectralclip._operators.maps.padding import (
     ConvGeometry,
@@ -159,9 +159,9 @@ class ConvMap(LinearMap):
         """Multiplications of one application."""
         return float(self.weight.numel() * math.prod(self.target.shape[1:]))
 
-    def block_form(self, device: torch.device) -> BlockForm | None:
+    def block_form(self, device: torch.device) -> ListedBlocks | None:
         if self.has_separate_windows:
-            return WindowBlocks(self)
+            return RepeatedBlocks(self, self.geometry.groups, math.prod(self.target.shape[1:]))
         return CircularBlocks(self) if self.is_on_torus else None
 
     def tap_gram(self) -> Tensor:

@@ -13,13 +13,7 @@ from torch import Tensor, nn
 
 from spectralclip._bounds import Recurrence, continued
 from spectralclip._common import Shape
-from spectralclip._operators import (
-    AffineFunction,
-    LinearOperator,
-    as_operator,
-    explicit_maps,
-    merge,
-)
+from spectralclip._operators import AffineFunction, LinearOperator, operator_at
 from spectralclip._spectrum import RitzTracker, random_rows
 from spectralclip._training.state import saved_vectors
 
@@ -320,7 +314,7 @@ class NormCheck:
         tracker = self._trackers[index]
         if tracker.vectors is None:
             return self._search(index)
-        op = live_operator(self._modules, self._functions[index])
+        op = live_operator(self._functions[index])
         for _ in range(FOLLOWING_ROUNDS):
             seen = tracker.look(op)
             self.applications += seen.applications
@@ -334,7 +328,7 @@ class NormCheck:
 
     def _search(self, index: int) -> float:
         """Lanczos from the last vector and noise, which finds what has come up since."""
-        op, tracker = live_operator(self._modules, self._functions[index]), self._trackers[index]
+        op, tracker = live_operator(self._functions[index]), self._trackers[index]
         generator = seeded(f"{self._origin}, {index}, {self._draws}")
         self._draws += 1
         start = random_rows(op, 1, generator)
@@ -369,19 +363,16 @@ class LostLayer(ValueError):
     """A layer has weights or statistics of which nothing can be said."""
 
 
-def live_operator(modules: Sequence[nn.Module], function: AffineFunction) -> LinearOperator:
+def live_operator(function: AffineFunction) -> LinearOperator:
     """A layer with the weights and statistics that it has now.
 
     Raises:
-        LostLayer: They are not finite, or a variance is not positive.
+        LostLayer: A variance is not positive.
     """
     try:
-        maps = explicit_maps(function)
-        if maps is None:
-            return as_operator(list(modules), function.in_shape)
+        return operator_at(function)
     except ValueError as error:
         raise LostLayer(str(error)) from error
-    return LinearOperator(function, merge(maps), transposed=False)
 
 
 def seeded(origin: str) -> torch.Generator:
