@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, final
 
 import torch
 from torch import Tensor
 
 from spectralclip._bounds import View, norm_bounds
-from spectralclip._clipping.cutting_planes import CUTS, EXACT_CUTS, by_cuts
-from spectralclip._clipping.douglas_rachford import SPLITTING, by_torus
-from spectralclip._clipping.free_weights import FreeWeights, MergedWeight, Move, free_weights
-from spectralclip._clipping.newton import by_newton
-from spectralclip._clipping.projection import Projected, backed_up
+from spectralclip._clipping.cutting_planes import CUTS, EXACT_CUTS
+from spectralclip._clipping.free_weights import Move, free_weights
+from spectralclip._clipping.newton import Projected
+from spectralclip._clipping.project import nearest
 from spectralclip._common import positive_number
 from spectralclip._operators import (
     HALF_PRECISION,
-    AffineFunction,
     Layer,
     LinearOperator,
     input_shape,
@@ -143,35 +141,36 @@ def clip_(
     max_norm = _checked_request(layer, max_norm, tol, certify, move)
     in_shape = input_shape(layer, in_shape)
     generator = torch.Generator("cpu").manual_seed(0) if generator is None else generator
-    job = _Clipping(layer, in_shape, max_norm, tol, certify, move, generator)
-    job.require_clippable(exact)
+    job = _Clipping(layer, in_shape, max_norm, tol, exact, certify, move, generator)
+    job.require_clippable()
     norm = job.norm_at_start()
-    job.lengthen(norm, max_norm)
-    seems_within = norm <= max_norm * (1 + (0 if certify else tol / 2))
-    upper = job.certified_norm() if certify and seems_within else norm
-    if seems_within and upper <= max_norm * (1 + (0 if certify else tol / 2)):
+    job.lengthen(norm)
+    allowed = max_norm * (1 + (0 if certify else tol / 2))
+    upper = job.certified_norm() if certify and norm <= allowed else norm
+    if upper <= allowed:
         return ClipResult(norm, upper, 0.0, 0.0, job.applications, 0, True)
     found = Projected(job.movable.start, norm, 0, 0, True, 0.0)
-    if not seems_within:
-        found = job.project(max_norm, norm, exact)
+    if norm > allowed:
+        found = job.project(max_norm, norm)
     point, after = job.settled(found.point, max_norm, norm)
-    with _written(job.function, job.movable.parameters(point)) as write:
+    with restored_on_failure(job.moving):
+        job.write(point)
         if certify:
-            point, after = job.certified(point, max_norm, norm, exact, write)
+            point, after = job.certified(point, norm)
         if not 0.5 * max_norm <= after <= max_norm * (1 + (0 if certify else tol)):
             raise ValueError(
                 f"{job.op.name} cannot be brought to {max_norm:g}: its norm came out as {after:g}, "
                 "and does not follow the scale of its parameters. It is left as it was."
             )
-        unit, bound = job.movable.unit, found.lower_bound
-        distance = unit * job.movable.distance(point)
-        if job.is_direct:
+        distance, bound = job.movable.distance(point), found.lower_bound
+        if job.movable.is_direct:
             # What was found is the projection itself; certifying or rounding may have gone beyond.
-            bound = distance / unit if point is found.point else job.movable.distance(found.point)
+            bound = distance if point is found.point else job.movable.distance(found.point)
+    unit = job.movable.unit
     return ClipResult(
         norm,
         after,
-        distance,
+        unit * distance,
         None if bound is None else unit * bound,
         job.applications,
         found.rounds,
@@ -182,7 +181,7 @@ def clip_(
 
 @final
 class _Clipping:
-    """One layer on its way to the bound; nothing is written into it here."""
+    """One layer on its way to the bound."""
 
     def __init__(
         self,
@@ -190,39 +189,44 @@ class _Clipping:
         in_shape: Sequence[int],
         max_norm: float,
         tol: float,
+        exact: bool,
         certify: bool | Literal["deterministic"],
         move: Move,
         generator: torch.Generator,
     ) -> None:
         self._layer, self._in_shape, self._tol = layer, in_shape, min(tol, 1e-3)
-        self._certify, self._generator = certify, generator
-        self._unit, self._move = 2.0 ** round(math.log2(max_norm)), move
-        self.applications = 0
+        self._max_norm, self._exact, self._certify = max_norm, exact, certify
+        self._generator, self._move, self.applications = generator, move, 0
         self._view = View(layer, in_shape)
         self._take(self._view.op)
 
     def _take(self, op: LinearOperator) -> None:
-        self.op, self.function = op, op.function
+        self.op, self._unit = op, 2.0 ** round(math.log2(self._max_norm))
         self.movable = free_weights(op, self._move, self._unit)
 
     @property
-    def is_direct(self) -> bool:
-        """Whether the singular values can be set one by one."""
-        return isinstance(self.movable, MergedWeight) and self.movable.is_direct
+    def moving(self) -> list[Tensor]:
+        """The parameters that move."""
+        return [self.op.parameters[name] for name in self.movable.names]
 
-    def lengthen(self, norm: float, max_norm: float) -> None:
+    @torch.no_grad()
+    def write(self, point: Tensor) -> None:
+        """Store the parameters that a point stands for."""
+        for name, value in self.movable.parameters(point).items():
+            self.op.parameters[name].copy_(value)
+
+    def lengthen(self, norm: float) -> None:
         """Compute in float64 where little of the layer will be left, or its scale is extreme.
 
-        Explicit forms are in units of the bound; others see their own scale inside.
+        Merged forms are in units of the bound; others see their own scale inside.
         """
-        extreme = not isinstance(self.movable, MergedWeight) and not 1e-6 < max_norm < 1e6
-        if (norm <= SETTINGS.far * max_norm and not extreme) or self.op.dtype == torch.float64:
-            return
-        self._take(self._view.double)
+        extreme = not self.movable.knows_distance and not 1e-6 < self._max_norm < 1e6
+        if norm > SETTINGS.far * self._max_norm or extreme:
+            self._take(self._view.double)
 
-    def require_clippable(self, exact: bool) -> None:
+    def require_clippable(self) -> None:
         """Raise where there is no way to the bound, or none that `exact` could measure."""
-        movable = self.movable
+        movable, exact = self.movable, self._exact
         if exact and not movable.is_linear:
             raise ValueError(
                 f"exact=True needs a layer that is linear in the parameters that move; "
@@ -251,8 +255,8 @@ class _Clipping:
 
     def norm_at_start(self) -> float:
         """The layer's norm as it is."""
-        if isinstance(self.movable, MergedWeight) and self.movable.is_direct:
-            return self.movable.unit * self.movable.norm
+        if self.movable.is_direct:
+            return self._unit * self.movable.norm
         norm = self._symbol_norm(self.movable.start)
         if norm is not None:
             return norm
@@ -264,45 +268,36 @@ class _Clipping:
         """The norm of a convolution on a large image, from above, by its symbol; else None."""
         movable = self.movable
         # Together with what the search may leave open, less than what is left alone.
-        if not isinstance(movable, MergedWeight) or not self._view.is_large(self._tol / 4):
-            return None
-        if movable.is_direct or not movable.is_stored_in_full:
+        if movable.is_direct or not self._view.is_large(self._tol / 4):
             return None
         norm = movable.symbol_norm(point, self._tol / 8, SETTINGS.final_steps)
-        return None if norm is None else movable.unit * norm
+        return None if norm is None else self._unit * norm
 
-    def project(self, max_norm: float, norm: float, exact: bool) -> Projected:
+    def project(self, max_norm: float, norm: float) -> Projected:
         """The nearest point, by what suits the layer, whose norm is given."""
-        unit = self.movable.unit
+        unit, movable = self._unit, self.movable
         # What a smaller image falls short of is made good on the layer itself, by going on in
         # the direction of the move.
-        gap = (EXACT_CUTS if exact else CUTS).gap
+        gap = (EXACT_CUTS if self._exact else CUTS).gap
         excess = min(SETTINGS.excess_share * gap * (norm / max_norm - 1), 0.01)
-        movable = self._on_smaller_image(excess)
-        found = _nearest(movable, max_norm / unit, norm / unit, exact, self._generator)
+        is_cuttable = movable.conv is not None and not movable.is_direct
+        small = self._view.cropped(excess) if is_cuttable else None
+        if small is not None:
+            op = small.op if self.op is self._view.op else small.double
+            movable = free_weights(op, self._move, unit, movable.metric)
+        found = nearest(movable, max_norm / unit, norm / unit, self._exact, self._generator)
         self.applications += found.applications
         return found
 
-    def _on_smaller_image(self, excess: float) -> FreeWeights:
-        """What moves in a convolution on a smaller image, with the distances of the layer."""
-        movable = self.movable
-        if not isinstance(movable, MergedWeight) or movable.is_direct:
-            return movable
-        small = self._view.cropped(excess)
-        if small is None:
-            return movable
-        op = small.op if self.op is self._view.op else small.double
-        return free_weights(op, self._move, self._unit, movable.metric)
-
     def settled(self, point: Tensor, max_norm: float, start_norm: float) -> tuple[Tensor, float]:
-        """Look once more, with nothing known before, at the weights as they will be stored.
+        """Search once more, with nothing known before, for the norm of what will be stored.
 
         Where a little is missing, going on in the direction of the move costs least distance;
         the scale of the weights is what always helps.
         """
         start, norm = self.movable.start, math.inf
-        # Where nothing was estimated, a short look only guards against rounding.
-        steps = SETTINGS.short_steps if self.is_direct else SETTINGS.final_steps
+        # Where nothing was estimated, a short search only guards against rounding.
+        steps = SETTINGS.short_steps if self.movable.is_direct else SETTINGS.final_steps
         for attempt in range(SETTINGS.rounds):
             norm = self._norm_at(point, steps)
             if norm <= max_norm * (1 + SETTINGS.settled):
@@ -320,7 +315,7 @@ class _Clipping:
             op = self.movable.stored_operator(point)
             found = fresh_ritz(op, steps, 1, self._generator)
             self.applications += found.applications
-            norm = self.movable.unit * float(found.S[0])
+            norm = self._unit * float(found.S[0])
         return norm
 
     def certified_norm(self) -> float:
@@ -330,63 +325,25 @@ class _Clipping:
         self.applications += bounds.applications
         return bounds.upper
 
-    def certified(
-        self,
-        point: Tensor,
-        max_norm: float,
-        norm: float,
-        exact: bool,
-        write: Callable[[dict[str, Tensor]], None],
-    ) -> tuple[Tensor, float]:
+    def certified(self, point: Tensor, norm: float) -> tuple[Tensor, float]:
         """Lower the layer, as it is written, until the upper end is within the bound."""
-        movable, target, upper = self.movable, max_norm, self.certified_norm()
-        is_half = any(p.dtype in HALF_PRECISION for p in self.function.parameters.values())
+        max_norm = target = self._max_norm
+        upper = self.certified_norm()
+        is_half = any(parameter.dtype in HALF_PRECISION for parameter in self.moving)
         for attempt in range(SETTINGS.certified_rounds):
             if upper <= max_norm:
                 break
             # Rounding to half precision may undo a small step.
-            margin = 4e-3 * attempt if is_half else 1e-6
-            factor = max_norm / upper * (1 - margin)
+            factor = max_norm / upper * (1 - (4e-3 * attempt if is_half else 1e-6))
             target *= factor
-            if isinstance(movable, MergedWeight):
-                point = movable.scaled(point, factor)
+            if self.movable.knows_distance:
+                point = self.movable.scaled(point, factor)
             else:
                 # The norm need not follow the scale: lower the target from the start.
-                found = self.project(target, norm, exact)
-                point, _ = self.settled(found.point, target, norm)
-            write(movable.parameters(point))
+                point, _ = self.settled(self.project(target, norm).point, target, norm)
+            self.write(point)
             upper = self.certified_norm()
         return point, upper
-
-
-def _nearest(
-    movable: FreeWeights, max_norm: float, norm: float, exact: bool, generator: torch.Generator
-) -> Projected:
-    """The nearest point within the bound, by what suits what moves; `norm` is that of the start."""
-    if isinstance(movable, MergedWeight) and movable.is_direct:
-        return Projected(movable.clipped(max_norm), max_norm, 0, 1, True)
-    if not movable.is_linear:
-        found = by_newton(movable, max_norm, generator)
-        # Steps along a curved surface may have led astray: then the scale alone has to do.
-        return found if found.converged else replace(found, point=movable.start)
-    if exact:
-        found = by_cuts(movable, max_norm, EXACT_CUTS, generator)
-        return backed_up(movable, found, max_norm, generator)
-    if isinstance(movable, MergedWeight) and max_norm < SPLITTING.least_cut * norm:
-        on_torus = by_torus(movable, max_norm, generator)
-        if on_torus is not None:
-            return on_torus
-    found = by_cuts(movable, max_norm, CUTS, generator)
-    if not found.converged:
-        # Cuts come near the nearest point soon, and within the bound late.
-        finished = by_newton(movable, max_norm, generator, found.point)
-        found = replace(
-            finished,
-            applications=found.applications + finished.applications,
-            rounds=found.rounds + finished.rounds,
-            lower_bound=found.lower_bound,
-        )
-    return backed_up(movable, found, max_norm, generator)
 
 
 def _checked_request(
@@ -406,20 +363,13 @@ def _checked_request(
 
 
 @contextmanager
-def _written(
-    function: AffineFunction, values: dict[str, Tensor]
-) -> Iterator[Callable[[dict[str, Tensor]], None]]:
-    """Write parameters, and put the old ones back should anything go wrong before the end."""
-    saved = {name: function.parameters[name].detach().clone() for name in values}
-
-    def write(new: dict[str, Tensor]) -> None:
-        with torch.no_grad():
-            for name, value in new.items():
-                function.parameters[name].copy_(value)
-
+def restored_on_failure(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Put parameters back should anything go wrong before the end of the block."""
+    saved = [(parameter, parameter.detach().clone()) for parameter in parameters]
     try:
-        write(values)
-        yield write
+        yield
     except BaseException:
-        write(saved)
+        with torch.no_grad():
+            for parameter, value in saved:
+                parameter.copy_(value)
         raise

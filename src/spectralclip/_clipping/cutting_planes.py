@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._clipping.free_weights import FreeWeights
-from spectralclip._clipping.projection import Projected
+from spectralclip._clipping.newton import Projected
 from spectralclip._linalg import nonnegative_qp, wide
 from spectralclip._spectrum import fresh_ritz, warmed_ritz
 

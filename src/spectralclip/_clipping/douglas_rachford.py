@@ -15,15 +15,13 @@ larger than the image. Both are a start from which little is left to do.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
-from spectralclip._clipping.free_weights import MergedWeight
-from spectralclip._clipping.newton import by_newton
-from spectralclip._clipping.projection import Projected, backed_up
+from spectralclip._clipping.newton import Projected
 from spectralclip._common import Shape
 from spectralclip._linalg import GramSVD, folded_frequencies, tap_waves
 from spectralclip._operators import ConvMap
@@ -99,19 +97,10 @@ class TorusSymbols:
         return kernel.reshape(self._shape)
 
 
-@final
-@dataclass(frozen=True)
-class TorusClip:
-    """A kernel clipped on a torus, and what it took."""
-
-    weight: Tensor
-    flops: float
-
-
 def clip_on_torus(
     conv: ConvMap, sides: Shape, max_norm: float, iterations: int = SPLITTING.iterations
-) -> TorusClip:
-    """The nearest kernel within the bound on a torus, nearly."""
+) -> Projected:
+    """The nearest kernel within the bound on a torus, nearly; what it is on the layer is open."""
     rho = SPLITTING.rho
     symbols = TorusSymbols(conv, sides)
     weight, shape = conv.weight, conv.weight.shape
@@ -139,7 +128,8 @@ def clip_on_torus(
     rows, columns = sorted(image.shape[-2:])
     # A complex multiplication is four real ones; a Hermitian eigenproblem about 9 n^3 of them.
     each = 8.0 * (2 * rows * rows * columns + 9 * rows**3) + 32.0 * gram.shape[0] * rows * columns
-    return TorusClip(kernel, (iterations + 1) * math.prod(image.shape[:2]) * each)
+    flops = (iterations + 1) * math.prod(image.shape[:2]) * each
+    return Projected(kernel, math.nan, 0, iterations, False, flops=flops)
 
 
 def torus_sides(conv: ConvMap) -> Shape | None:
@@ -163,17 +153,3 @@ def torus_sides(conv: ConvMap) -> Shape | None:
             return None
         sides.append(side)
     return tuple(sides)
-
-
-def by_torus(
-    movable: MergedWeight, max_norm: float, generator: torch.Generator
-) -> Projected | None:
-    """Clip on a torus, then finish on the layer itself; None where no torus is near it."""
-    conv = movable.conv
-    sides = None if conv is None else torus_sides(conv)
-    if conv is None or sides is None:
-        return None
-    clipped = clip_on_torus(conv, sides, max_norm)
-    found = by_newton(movable, max_norm, generator, clipped.weight)
-    found = replace(found, rounds=SPLITTING.iterations + found.rounds, flops=clipped.flops)
-    return backed_up(movable, found, max_norm, generator)

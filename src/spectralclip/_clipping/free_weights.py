@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from spectralclip._bounds import torus_norm
 from spectralclip._clipping.metric import PlainMetric
 from spectralclip._clipping.plain_weight import PlainWeight, plain_weight
-from spectralclip._linalg import GramSVD, wide
+from spectralclip._linalg import GramSVD, gradients_in, wide
 from spectralclip._operators import (
     AffineFunction,
     AnyBatchNorm,
+    ConvMap,
     LinearOperator,
     is_linear_in,
     operator_at,
@@ -53,16 +54,11 @@ def acting_names(op: LinearOperator) -> tuple[list[str], list[str]]:
     leaves = {name: function.values[name].detach().requires_grad_() for name in gradients}
     with torch.enable_grad():
         offset = torch.sum(u * function(function.zeros(1), leaves)[0])
-        cancelled = (
-            torch.autograd.grad(offset, list(leaves.values()), materialize_grads=True)
-            if offset.requires_grad
-            else [torch.zeros_like(leaf) for leaf in leaves.values()]
-        )
-    rounding = 100 * torch.finfo(op.dtype).eps
+    cancelled, rounding = gradients_in(offset, leaves), 100 * torch.finfo(op.dtype).eps
     acting = [
         name
-        for (name, gradient), other in zip(gradients.items(), cancelled, strict=True)
-        if float(gradient.norm()) > rounding * float(other.norm())
+        for name, gradient in gradients.items()
+        if float(gradient.norm()) > rounding * float(cancelled[name].norm())
     ]
     if not acting:
         raise ValueError(
@@ -112,11 +108,18 @@ class FreeWeights(ABC):
         names: The parameters that move.
         is_linear: Whether M is linear in the point, up to a constant.
         knows_distance: Whether lengths of changes are distances between operators.
+        metric: D, where it is known.
+        conv: The convolution in units of `unit`, where the layer is one.
+        is_direct: Whether singular values can be set one by one, as in dense layers, batch norms
+            and convolutions whose windows do not overlap: such a form has `norm` and `clipped`.
     """
 
     start: Tensor
     is_linear: bool
     knows_distance: bool
+    metric: PlainMetric | None = None
+    conv: ConvMap | None = None
+    is_direct: bool = False
 
     def __init__(self, function: AffineFunction, names: Sequence[str], unit: float) -> None:
         self._function, self.names, self.unit = function, list(names), unit
@@ -149,6 +152,23 @@ class FreeWeights(ABC):
     def parameters(self, point: Tensor) -> dict[str, Tensor]:
         """The layer's own parameters, by name, that a point stands for."""
 
+    @property
+    def norm(self) -> float:
+        """The largest singular value at the start, where the form is direct."""
+        raise NotImplementedError
+
+    def clipped(self, max_norm: float) -> Tensor:
+        """The nearest point within the bound, where the form is direct."""
+        raise NotImplementedError
+
+    def symbol_norm(self, point: Tensor, excess: float, matvecs: int) -> float | None:
+        """At least the norm of a convolution at a point: that of a torus around it.
+
+        `excess` is what it may be above that, relatively. None for other layers and paddings than
+        zeros and circular, or where so many products with M cost less.
+        """
+        return None
+
     @final
     @property
     def is_stored_in_full(self) -> bool:
@@ -175,9 +195,6 @@ class MergedWeight(FreeWeights):
 
     Attributes:
         map: The whole as one map, divided by the unit.
-        metric: D for its weight.
-        is_direct: Whether singular values can be set one by one, as in dense layers, batch norms
-            and convolutions whose windows do not overlap.
     """
 
     is_linear = True
@@ -195,7 +212,7 @@ class MergedWeight(FreeWeights):
         merged = plain.weight if plain.factors is None else plain.weight * plain.factors
         self.start = merged / unit
         self.map = plain.own.with_weight(self.start)
-        self.metric = PlainMetric(self.map) if metric is None else metric
+        self._metric = self.metric = PlainMetric(self.map) if metric is None else metric
         self.conv = self.map.convolution
         self.is_direct = self.conv is None or self.conv.has_separate_windows
 
@@ -206,10 +223,10 @@ class MergedWeight(FreeWeights):
         return self.map.weight_gradients(U, V)
 
     def solve(self, gradients: Tensor) -> Tensor:
-        return self.metric.solve(gradients)
+        return self._metric.solve(gradients)
 
     def length(self, change: Tensor) -> float:
-        return self.metric.norm(change)
+        return self._metric.norm(change)
 
     def distance(self, point: Tensor) -> float:
         return self.length(wide(point) - wide(self.start))
@@ -228,23 +245,18 @@ class MergedWeight(FreeWeights):
 
     @property
     def norm(self) -> float:
-        """The largest singular value at the start, where the form is direct."""
         return float(self.start.abs().max()) if self.start.ndim == 1 else self._matrices.norm
 
     def clipped(self, max_norm: float) -> Tensor:
-        """The nearest weight within the bound, where the form is direct."""
         if self.start.ndim == 1:
             return self.start.clamp(-max_norm, max_norm)
         return self._matrices.clipped(max_norm).reshape(self.start.shape)
 
     def symbol_norm(self, point: Tensor, excess: float, matvecs: int) -> float | None:
-        """At least the norm of a convolution at a point: that of a torus around it.
-
-        `excess` is what it may be above that, relatively. None for other layers and paddings than
-        zeros and circular, or where so many products with M cost less.
-        """
         conv = self.conv
-        if conv is None or most_work(conv, excess) > matvecs * conv.work:
+        if conv is None or not self.is_stored_in_full:
+            return None
+        if most_work(conv, excess) > matvecs * conv.work:
             return None
         return torus_norm(conv.with_weight(point), excess)
 

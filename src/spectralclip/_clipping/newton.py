@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from spectralclip._clipping.free_weights import FreeWeights
-from spectralclip._clipping.projection import Projected
 from spectralclip._linalg import nonnegative_qp, wide
 from spectralclip._spectrum import fresh_ritz, warmed_ritz
 
@@ -43,6 +42,20 @@ class NewtonSettings:
 
 
 NEWTON = NewtonSettings()
+
+
+@final
+@dataclass(frozen=True)
+class Projected:
+    """A point, the largest norm seen there, and what it took."""
+
+    point: Tensor
+    norm: float
+    applications: int
+    rounds: int
+    converged: bool
+    lower_bound: float | None = None
+    flops: float = 0.0  # outside of applications
 
 
 def by_newton(

@@ -1,6 +1,6 @@
 """Numerics on tensors and callables: nothing here knows of layers."""
 
-from spectralclip._linalg.derivatives import pulled_back
+from spectralclip._linalg.derivatives import gradients_in, pulled_back
 from spectralclip._linalg.fourier import (
     alias_frequencies,
     corollary_bounds,
@@ -39,6 +39,7 @@ __all__ = [
     "duplicated_values",
     "folded_frequencies",
     "full_precision",
+    "gradients_in",
     "has_float64",
     "largest_eigenvalue",
     "lemma_singular_values",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,3 +35,12 @@ def pulled_back(
     return torch.autograd.grad(
         pair, inputs, retain_graph=retain or create, create_graph=create, materialize_grads=True
     )
+
+
+def gradients_in(value: Tensor, leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The gradients of a number in some tensors, by name; zeros where it does not depend on one."""
+    found: Sequence[Tensor | None] = [None] * len(leaves)
+    if leaves and value.requires_grad:
+        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+    pairs = zip(leaves.items(), found, strict=True)
+    return {name: torch.zeros_like(leaf) if g is None else g for (name, leaf), g in pairs}

@@ -186,11 +186,6 @@ class AffineFunction:
         moved.parameters = {name: tensors[name] for name in self.parameters}
         return moved
 
-    def live_values(self) -> dict[str, Tensor]:
-        """The layer's own parameters in the dtype of the computation, attached to autograd."""
-        own = self.parameters.items()
-        return {name: sent(tensor, self.device, self.dtype) for name, tensor in own}
-
     def zeros(self, rows: int) -> Tensor:
         """A batch of zero inputs."""
         return torch.zeros(rows, *self.in_shape, dtype=self.dtype, device=self.device)

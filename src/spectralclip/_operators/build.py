@@ -90,9 +90,11 @@ def _stage_maps(function: AffineFunction) -> list[LinearMap | None]:
             function.shapes[index + 1],
             before is not None and before.target.channels_last,
         )
-        makers = [make for types, make in _EXPLICIT if is_plain(layer, *types)]
-        is_exact = makers and not _computes_weight_in_half(function, layer)
-        maps.append(makers[0](site, layer) if is_exact else None)
+        make = next((make for types, make in _EXPLICIT if is_plain(layer, *types)), None)
+        if make is None or _computes_weight_in_half(function, layer):
+            maps.append(None)
+        else:
+            maps.append(make(site, layer))
     return maps
 
 

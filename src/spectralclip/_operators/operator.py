@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._common import as_shape
-from spectralclip._linalg import full_precision, sent
+from spectralclip._linalg import full_precision, gradients_in, sent
 from spectralclip._operators.affine import AffineFunction, Layer
 from spectralclip._operators.blocks import BlockForm
 from spectralclip._operators.build import build_maps, merge
@@ -113,40 +113,36 @@ class LinearOperator:
         """
         if self._transposed:
             return self.adjoint().pullback(v, u)
-        if not self.function.parameters:
-            raise ValueError(f"{self.name} has no parameters to take a gradient in.")
-        outputs, inputs = self._pairs(u, v)
         function = self.function
-        names = list(function.parameters)
-        leaves = [function.values[name].detach().requires_grad_() for name in names]
-        with torch.enable_grad():
-            value = bilinear(function, outputs, inputs, dict(zip(names, leaves, strict=True)))
-            gradients = torch.autograd.grad(
-                value, leaves, materialize_grads=True, allow_unused=True
-            )
-        # The zeros that stand for no gradient require one of their own in torch 2.6.
-        return {name: one.detach() for name, one in zip(names, gradients, strict=True)}
+        if not function.parameters:
+            raise ValueError(f"{self.name} has no parameters to take a gradient in.")
+        values = {name: function.values[name] for name in function.parameters}
+        return self._bilinear(u, v, values)[1]
 
     @plain_numerics()
     def bilinear(self, u: Tensor, v: Tensor) -> Tensor:
         """The sum of `<u_i, M(W) v_i>` over a batch, attached to the layer's own parameters."""
         if self._transposed:
             return self.adjoint().bilinear(v, u)
-        outputs, inputs = self._pairs(u, v)
-        function, live = self.function, self.function.live_values()
-        moving = {name: value for name, value in live.items() if value.requires_grad}
-        if not (moving and torch.is_grad_enabled()):
-            return bilinear(function, outputs, inputs, live)
+        own = self.function.parameters
+        live = {name: sent(one, self.device, self.dtype) for name, one in own.items()}
         # The gradient is taken here and now, at full precision: by the time that a user calls
         # `backward`, settings such as TF32 are back.
-        leaves = {name: value.detach().requires_grad_() for name, value in moving.items()}
-        value = bilinear(function, outputs, inputs, {**live, **leaves})
-        gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-        result = value.detach()
-        for own, gradient in zip(moving.values(), gradients, strict=True):
-            if gradient is not None:
-                result = result + torch.sum(gradient * (own - own.detach()))
+        result, gradients = self._bilinear(u, v, live)
+        for name, value in live.items():
+            if value.requires_grad and torch.is_grad_enabled():
+                result = result + torch.sum(gradients[name] * (value - value.detach()))
         return result
+
+    def _bilinear(
+        self, u: Tensor, v: Tensor, values: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The sum of `<u_i, M(W) v_i>` for these parameter values, and its gradients in them."""
+        outputs, inputs = self._pairs(u, v)
+        leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
+        with torch.enable_grad():
+            value = torch.sum(outputs * self.function.linear_part(inputs, leaves))
+        return value.detach(), gradients_in(value, leaves)
 
     def adjoint(self) -> LinearOperator:
         """The operator `M^T`, from `out_shape` to `in_shape`."""
@@ -317,11 +313,6 @@ class LinearOperator:
                 f"{inputs.shape[0]}."
             )
         return outputs, inputs
-
-
-def bilinear(function: AffineFunction, u: Tensor, v: Tensor, values: dict[str, Tensor]) -> Tensor:
-    """The sum of `<u_i, M v_i>` as a function of the parameter values."""
-    return torch.sum(u * function.linear_part(v, values))
 
 
 @plain_numerics()

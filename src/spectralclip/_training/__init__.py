@@ -1,10 +1,11 @@
 """Norms held while a model trains."""
 
+from spectralclip._operators import CONVS, TRANSPOSED
 from spectralclip._training.attach import attach
 from spectralclip._training.attachment import Attachment, NormEstimate, Schedule
 from spectralclip._training.distributed.consensus import DisagreementError
 from spectralclip._training.distributed.sharing import Sharing, weights_of
-from spectralclip._training.engine.constrained_layer import CONVS, TRANSPOSED, BatchNorm, Slot
+from spectralclip._training.engine.constrained_layer import BatchNorm, Slot
 from spectralclip._training.method import Keeper, Method, NormWarning, warn
 from spectralclip._training.promise import Promise, promises_of
 from spectralclip._training.spectral_clip import SpectralClip

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
-import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
@@ -14,10 +13,9 @@ from spectralclip._common import Shape
 from spectralclip._operators import (
     AffineFunction,
     LinearOperator,
-    build_maps,
     evaluation_mode,
-    explicit_maps,
-    unchanged_rng,
+    is_linear_in,
+    operator_at,
 )
 
 _SLOTS = ("__dict__", "__weakref__")
@@ -46,7 +44,7 @@ def make_plain_(module: nn.Module, name: str, order: Sequence[str]) -> None:
 
 
 def scales_with(module: nn.Module, in_shape: Shape, name: str) -> bool:
-    """Whether `M(2 W) = 2 M(W)`: twice the weight, and nothing else, makes twice the layer.
+    """Whether the layer is linear in the weight of that name: twice the weight is twice the layer.
 
     True as well of a layer that cannot be evaluated, as with NaN among its weights: who goes on to
     use it will say so better.
@@ -55,16 +53,7 @@ def scales_with(module: nn.Module, in_shape: Shape, name: str) -> bool:
         function = AffineFunction([module], in_shape)
     except ValueError:
         return True
-    whole = function.stages[0].parameters[name]
-    twice = {whole: 2 * function.values[whole]}
-    generator = torch.Generator("cpu").manual_seed(0)
-    x = torch.randn(1, *function.in_shape, generator=generator, device="cpu")
-    points = torch.cat([function.zeros(1), function.gain * x.to(function.zeros(1))])
-    with torch.no_grad(), unchanged_rng(function.device):
-        (zero, one), (zero_twice, one_twice) = function(points.clone()), function(points, twice)
-    expected = 2 * (one - zero)
-    defect = torch.linalg.vector_norm(one_twice - zero_twice - expected)
-    return bool(defect <= 1e-3 * torch.linalg.vector_norm(expected))
+    return is_linear_in(function, [function.stages[0].parameters[name]], homogeneous=True)
 
 
 @final
@@ -94,12 +83,9 @@ class BareLayer:
         weight = self.weight
         key = shape, weight.dtype, weight.device, self.is_parametrized
         with self._bare(), evaluation_mode([self.module]):
-            function = self._functions.get(key)
-            maps = None if function is None else explicit_maps(function)
-            if function is None or maps is None:
-                self._functions[key] = function = AffineFunction([self.module], shape)
-                maps = build_maps(function)
-        return LinearOperator(function, maps, transposed=False)
+            if key not in self._functions:
+                self._functions[key] = AffineFunction([self.module], shape)
+            return operator_at(self._functions[key])
 
     def pullback(self, op: LinearOperator, u: Tensor, v: Tensor) -> Tensor:
         """The gradient of `<u, M(W) v>` in W."""

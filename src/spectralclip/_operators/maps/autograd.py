@@ -9,6 +9,7 @@ from torch import Tensor
 
 from spectralclip._linalg import pulled_back
 from spectralclip._operators.affine import AffineFunction
+from spectralclip._operators.contexts import unchanged_rng
 from spectralclip._operators.maps.base import Adjoint, Layout, LinearMap
 
 
@@ -53,7 +54,8 @@ class AutogradMap(LinearMap):
             )
 
     def _evaluate(self, x: Tensor) -> Tensor:
-        return self._function(x, stages=self._stages)
+        with unchanged_rng(self._function.device):
+            return self._function(x, stages=self._stages)
 
     def forward(self, rows: Tensor) -> Tensor:
         with torch.no_grad():

@@ -10,12 +10,8 @@ from torch import nn
 
 from spectralclip._bounds import embedding_sides
 from spectralclip._models import FoundLayer
-from spectralclip._operators import (
-    AffineFunction,
-    ConvMap,
-    explicit_maps,
-)
-from spectralclip._training.engine.constrained_layer import TRANSPOSED, BatchNorm, Slot
+from spectralclip._operators import TRANSPOSED, ConvMap, as_operator
+from spectralclip._training.engine.constrained_layer import BatchNorm, Slot
 from spectralclip._training.engine.constraints import (
     Keeping,
     KeptByClamp,
@@ -144,6 +140,4 @@ def _places(slot: Slot) -> Places:
 
 def _conv(slot: Slot) -> ConvMap | None:
     """The convolution that a layer is or is the transpose of, at its first input shape."""
-    maps = explicit_maps(AffineFunction([slot.module], slot.in_shapes[0]))
-    map_ = maps[0] if maps else None
-    return None if map_ is None else map_.convolution
+    return as_operator(slot.module, slot.in_shapes[0]).convolution

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from spectralclip._linalg import decomposable
+from spectralclip._linalg import GramSVD, decomposable, smaller_gram
 from spectralclip._spectrum import tall_qr
 from spectralclip._training.engine.constrained_layer import SPIKE, Slot
 from spectralclip._training.engine.cut_step import DenseCuts, Stripping, strip_
@@ -51,32 +51,23 @@ class DenseKeeper:
         self.is_exact, aim = False, Aim(bound, bound, self.movement.stride([self.slot.weight]))
         self.slot.tame_(bound)
         weight = self._matrices()
-        wide = weight.shape[1] <= weight.shape[2]
-        gram = _gram(weight, wide)
+        gram = smaller_gram(weight)
         if not bool(torch.isfinite(gram).all()):
             return False
         if self._is_within(gram, bound):
             self._follow(gram)
             return True
-        squares, vectors = _eigh(gram)
-        top = float(squares.amax()) ** 0.5
-        if top > SPIKE * bound:
-            weight = weight * (SPIKE * bound / top)
-            squares, vectors = _eigh(_gram(weight, wide))
-        values, self.is_exact = squares.clamp_min(0).sqrt(), True
-        self.vectors = vectors[:, :, -self.vectors.shape[2] :].clone()
+        found, self.is_exact = GramSVD(weight, gram=gram), True
+        if found.norm > SPIKE * bound:
+            weight = weight * (SPIKE * bound / found.norm)
+            found = GramSVD(weight)
+        self.vectors = found.vectors[:, :, -self.vectors.shape[2] :].clone()
         # A little below, so that it is not above again at each step: the gate is cheap.
         target = aim.slack(1 - SLACK) * bound
-        self.norm = min(float(values.amax()), target)
-        most = int((values > target).sum(1).amax())
-        if most == 0:
-            return True
-        top, chosen = values[:, -most:], vectors[:, :, -most:]
-        share = (1 - target / top).clamp_min(0)
-        other = chosen.mT @ weight if wide else weight @ chosen
-        change = (chosen * share[:, None]) @ other if wide else (other * share[:, None]) @ chosen.mT
-        self.slot.write((weight - change).reshape(self.slot.kernels().shape))
-        self._strip(top, chosen, other, wide, target)
+        self.norm = min(found.norm, target)
+        if found.norm > target:
+            self._strip(found, weight, target)
+            self.slot.write((weight - found.excess(target)).reshape(self.slot.kernels().shape))
         return True
 
     def _matrices(self) -> Tensor:
@@ -101,26 +92,20 @@ class DenseKeeper:
         small = self.vectors.mT @ (gram @ self.vectors)
         self.norm = float(torch.linalg.eigvalsh(decomposable(small)).amax().clamp_min(0)) ** 0.5
 
-    def _strip(self, top: Tensor, chosen: Tensor, other: Tensor, wide: bool, bound: float) -> None:
+    def _strip(self, found: GramSVD, weight: Tensor, bound: float) -> None:
         """Along the rank-one gradients of what was clipped."""
+        top, side = found.values, found.values.shape[1]
         values, where = top.flatten().topk(min(MOST_STRIPPED, top.numel()))
         where = where[values > bound]
-        kernel, column = where // top.shape[1], where % top.shape[1]
-        near = chosen[kernel, :, column]
-        far = other[kernel, column] if wide else other[kernel, :, column]
+        kernel, column = where // side, where % side
+        near, chosen = found.vectors[kernel, :, column], weight[kernel]
+        if found.is_wide:
+            chosen = chosen.mT
+        far = (chosen @ near[:, :, None])[:, :, 0]
         far = far / far.norm(dim=1, keepdim=True).clamp_min(torch.finfo(far.dtype).tiny)
-        left, right = (near, far) if wide else (far, near)
+        left, right = (near, far) if found.is_wide else (far, near)
         each = left[:, :, None] * right[:, None]
         rows = each.new_zeros(len(each), self.slot.groups, *each.shape[1:])
         rows[torch.arange(len(each), device=rows.device), kernel] = each
         cuts = DenseCuts(rows.flatten(1))
         self._stripping(self.slot.weight, lambda momentum: strip_(momentum, cuts))
-
-
-def _gram(weight: Tensor, wide: bool) -> Tensor:
-    return weight @ weight.mT if wide else weight.mT @ weight
-
-
-def _eigh(gram: Tensor) -> tuple[Tensor, Tensor]:
-    values, vectors = torch.linalg.eigh(decomposable(gram))
-    return values.to(gram.device), vectors.to(gram.device)
