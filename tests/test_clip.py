@@ -566,5 +566,5 @@ def test_clipping_on_a_torus(stride: int) -> None:
     torch.testing.assert_close(symbols.adjoint(symbols.forward(weight)), symbols.gain * weight)
     bound = 0.6 * norm(conv, (3, 8, 8))
     with torch.no_grad():
-        conv.weight.copy_(clip_on_torus(map_, (8, 8), bound, 60).weight)
+        conv.weight.copy_(clip_on_torus(map_, (8, 8), bound, 60).point)
     assert norm(conv, (3, 8, 8)) == pytest.approx(bound, rel=5e-3)
