@@ -37,7 +37,7 @@ class ClipSettings:
             of 1.003 c was left; with it 1.0002 c at worst.
         short_steps: The same where the norm is known already, as a guard against rounding.
         settled: What may be left above the bound, relatively.
-        rounds: Searches at most; each is followed by a smaller step than the one before.
+        rounds: Searches at most; one or two are the rule.
         further_rounds: How often the move may be lengthened before the weights are scaled, which
             always helps but costs more distance.
         certified_rounds: How often the layer may be lowered for the sake of its bounds.

@@ -28,13 +28,13 @@ class CutSettings:
     """How far cuts are driven. Measured on 60 layers at bounds of 0.3 to 0.95 of their norms.
 
     Attributes:
-        gap: Relative gap between the distance and its lower bound. The median reached was 1.010
-            and the worst 1.017; ten times as many products with M bring the last half percent.
+        gap: Relative gap between the distance and its lower bound. The median reached was 1.010,
+            the worst 1.017.
         budget: Vectors sent through M. The median was 602, the most 2002.
         most_numbers: Each cut keeps two copies of the weight. Beyond so many numbers in a weight
             Newton steps take over, which leave 1.03 in the median and keep none.
-        gap_share: How much of the gap goes into aiming below the bound. Without any, the last cuts
-            take longer than all others together.
+        gap_share: How much of the gap goes into aiming below the bound. On 16 small convolutions
+            476 vectors were sent through M, median; without any, 6000 were not enough.
         most_headroom: At most so far below the bound, as a share of it.
         width: Triplets that are followed. 281 values above the bound took 29 cuts.
         start_steps: Lanczos steps of the first search.

@@ -28,9 +28,9 @@ from spectralclip._operators import AffineFunction, LinearMap, is_linear_in
 class _Probing:
     """What the metric of layers without a closed form may take."""
 
-    most_inputs: int = 4096  # each product evaluates the layer at all of them: 1 s at this size
-    # A metric of n distinct eigenvalues takes n steps: layers of one's own have few, and 200 are
-    # only used up where entries act on scales that differ by 1e4.
+    # Each product evaluates the layer at all inputs: 5.5 s at this size in float64 on one core.
+    most_inputs: int = 4096
+    # Residual convolutions with reflected and replicated borders took 6 and 10.
     most_iterations: int = 200
     numbers_at_once: int = 2**22  # 16 MB in float32 for each tensor that autograd keeps
 

@@ -26,8 +26,9 @@ class NewtonSettings:
         headroom: Steps aim so far below the bound, relatively, to end within it.
         width: Triplets that are followed.
         start_steps: Lanczos steps of the first search.
-        check_steps: Lanczos steps of the search that has the last word: 30 left up to 1.003 c.
-        patience: Rounds without an improvement of one percent. Converging layers took at most 12.
+        check_steps: Lanczos steps of the search that has the last word, from a new random vector.
+        patience: Rounds without an improvement of one percent. On 16 convolutions with all four
+            paddings, 25 rounds in all were the most, and 16 the median.
         budget: Vectors sent through M; the median was 498, the most 839, large layers take 950.
     """
 

@@ -127,6 +127,7 @@ class AffineFunction:
         device: torch.device | str | None = None,
     ) -> None:
         self.name, self.is_checked = describe(layer), False
+        self._origin: AffineFunction | None = None
         self.in_shape = input_shape(layer, in_shape)
         known: dict[int, tuple[str, Tensor]] = {}  # with the tensors, so that no id comes again
         stages = []
@@ -173,10 +174,10 @@ class AffineFunction:
         return (self(self.gain * x, values) - offset) / self.gain
 
     def with_values(self, values: Mapping[str, Tensor]) -> AffineFunction:
-        """The function with other parameter or buffer values."""
+        """The function with other parameter or buffer values, evaluated at the same gain."""
         moved = copy.copy(self)
         moved.values, moved.is_checked = {**self.values, **values}, True
-        moved.__dict__.pop("_weight", None)
+        moved._origin = self._origin or self
         return moved
 
     def now(self) -> AffineFunction:
@@ -193,7 +194,7 @@ class AffineFunction:
     @property
     def magnitude(self) -> float:
         """The largest entry of `M x` for a random unit vector x."""
-        return self._weight[0]
+        return (self._origin or self)._weight[0]
 
     @property
     def gain(self) -> float:
@@ -201,7 +202,7 @@ class AffineFunction:
 
         `f(x) - f(0)` would lose as many digits as `f(0)` is larger than it is.
         """
-        return self._weight[1]
+        return (self._origin or self)._weight[1]
 
     def _tensors(self) -> dict[str, Tensor]:
         """The parameters and buffers as the modules hold them now, by name."""
