@@ -23,8 +23,9 @@ from torch.nn.utils import parametrizations
 import spectralclip._clipping.clip
 from oracle import dense_matrix, dense_norm
 from spectralclip import clip_, norm_bounds
+from spectralclip._clipping import moving_names
 from spectralclip._clipping.douglas_rachford import TorusSymbols, clip_on_torus
-from spectralclip._clipping.tap_metric import TapMetric
+from spectralclip._clipping.metric import PlainMetric
 from spectralclip._linalg.qp import nonnegative_qp
 from spectralclip._operators.maps import ConvGeometry, ConvMap
 
@@ -290,6 +291,54 @@ def test_convolution_moves_before_batch_norm() -> None:
     assert bn.training
 
 
+class ConvolutionAndNorm(nn.Module):
+    """A convolution and its batch norm in one module of one's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.conv = trained_batch_norm(4), conv2d(3, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.norm(self.conv(x))
+        return y
+
+
+def test_batch_norm_gives_way_inside_a_module_too() -> None:
+    layer = ConvolutionAndNorm()
+    saved, weight = copy.deepcopy(layer.norm.state_dict()), layer.conv.weight.clone()
+    bound = 0.5 * dense_norm(layer, (3, 6, 6))
+    result = clip_(layer, bound, (3, 6, 6))
+    assert result.converged
+    assert dense_norm(layer, (3, 6, 6)) == pytest.approx(bound, rel=5e-3)
+    assert all(torch.equal(saved[key], value) for key, value in layer.norm.state_dict().items())
+    assert not torch.equal(layer.conv.weight, weight)
+    clip_(layer, bound / 2, (3, 6, 6), move="all")
+    assert not torch.equal(saved["weight"], layer.norm.weight)
+
+
+def test_batch_norms_inside_a_module_move_in_training() -> None:
+    """Their statistics follow a weight that is made smaller, and would undo that."""
+    op = spectralclip.as_operator(ConvolutionAndNorm(), (3, 6, 6))
+    assert moving_names(op, "first") == ["conv.weight"]
+    assert moving_names(op, "first", in_training=True) == ["norm.weight", "conv.weight"]
+
+
+def test_rounding_is_no_dependence_on_a_bias() -> None:
+    """Gradients of `f(v) - f(0)` in a bias cancel, but not always to the last bit."""
+
+    class TwoSums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.shift = nn.Linear(6, 5, bias=False), nn.Parameter(torch.ones(5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.linear(x)
+            # Rounds differently at zero and elsewhere.
+            return y + self.shift * (1 + 1e-7 * torch.sign(x.square().sum(-1, keepdim=True)))
+
+    assert moving_names(spectralclip.as_operator(TwoSums(), (6,)), "all") == ["linear.weight"]
+
+
 def test_move_all_moves_both() -> None:
     conv, bn = conv2d(3, 4), trained_batch_norm(4)
     weight, gamma = conv.weight.clone(), bn.weight.clone()
@@ -490,7 +539,7 @@ def test_metric_is_the_frobenius_norm(mode: str, stride: int, dilation: int) -> 
     conv = conv2d(2, 3, stride=stride, dilation=dilation, padding=2, padding_mode=mode, seed=stride)
     geometry = ConvGeometry((stride,) * 2, (dilation,) * 2, (2, 2), (2, 2), 1, mode)
     map_ = ConvMap(conv.weight.detach(), geometry, (2, 7, 6), channels_last=False)
-    metric = TapMetric(map_, None, None)
+    metric = PlainMetric(map_)
     expected = np.linalg.norm(dense_matrix(conv, (2, 7, 6)))
     assert metric.norm(conv.weight.detach()) == pytest.approx(expected, rel=1e-6)
     back = metric.apply(metric.solve(conv.weight.detach().double()))
@@ -507,5 +556,5 @@ def test_clipping_on_a_torus(stride: int) -> None:
     torch.testing.assert_close(symbols.adjoint(symbols.forward(weight)), symbols.gain * weight)
     bound = 0.6 * dense_norm(conv, (3, 8, 8))
     with torch.no_grad():
-        conv.weight.copy_(clip_on_torus(map_, (8, 8), bound, 60).weight)
+        conv.weight.copy_(clip_on_torus(map_, (8, 8), bound, 60).point)
     assert dense_norm(conv, (3, 8, 8)) == pytest.approx(bound, rel=5e-3)

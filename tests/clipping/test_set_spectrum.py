@@ -28,7 +28,7 @@ from untouched import assert_same, disturb, equal, state, surroundings
 
 import spectralclip as sc
 from oracle import dense_matrix
-from spectralclip._clipping import weight_metric as _weight_metric
+from spectralclip._clipping import metric as _metric
 from spectralclip._clipping.set_spectrum import set_spectrum_
 
 MORE = [
@@ -44,6 +44,10 @@ MORE = [
 
 def named(*names: str) -> list[Case]:
     return [next(c for c in CASES + HALF_CASES + MORE if c.name == name) for name in names]
+
+
+def probe(monkeypatch: pytest.MonkeyPatch, **changed: int) -> None:
+    monkeypatch.setattr(_metric, "PROBING", dataclasses.replace(_metric.PROBING, **changed))
 
 
 def dense_change(layer: Any, in_shape: tuple[int, ...], name: str) -> np.ndarray:
@@ -164,7 +168,7 @@ def test_projection_solves_the_least_squares_problem(
     case: Case, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if case.name in CLOSED:
-        monkeypatch.setattr(_weight_metric, "LARGEST_PROBED", 0)  # the closed form is used
+        probe(monkeypatch, most_inputs=0)  # the closed form is used
     layer, name = reference(case), PROJECTED[case.name]
     k = min(5, *np.shape(dense_matrix(layer, case.in_shape)))
     spectrum = sc.svds(layer, case.in_shape, k, solver=sc.Exact())
@@ -193,7 +197,7 @@ def test_probed_metric_agrees_with_the_closed_form(monkeypatch: pytest.MonkeyPat
         for closed in (True, False):
             layer = reference(one)
             if not closed:
-                monkeypatch.setattr(_weight_metric, "_closed_form", lambda *_: None)
+                monkeypatch.setattr(_metric, "plain_weight", lambda *_: None)
             spectrum = sc.svds(layer, one.in_shape, 4, solver=sc.Exact())
             unmet = set_spectrum_(layer, one.in_shape, spectrum, lambda S: S / 3)
             results.append((unmet, dense_matrix(layer, one.in_shape)))
@@ -417,10 +421,42 @@ def test_layers_without_one_weight_to_move_are_refused(refused: str) -> None:
 
 
 def test_unfinished_conjugate_gradients_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_weight_metric, "_ITERATIONS", 1)
+    probe(monkeypatch, most_iterations=1)
     layer = Residual(nn.Conv2d(2, 2, 3, padding=1))
     spectrum = sc.svds(layer, (2, 5, 5), 3)
     before = state(layer)
     with pytest.raises(ValueError, match="did not reach"):
         set_spectrum_(layer, (2, 5, 5), spectrum, spectrum.S / 2)
     assert_same(before, state(layer))
+
+
+class _InSinglePrecision(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight, table)
+        return x @ weight.T @ table.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight, table = ctx.saved_tensors
+        left = gradients[0] @ table.T  # fails unless the gradient is in single precision
+        return left @ weight, left.T @ x, None
+
+
+def test_a_backward_pass_of_one_precision_is_used_in_that() -> None:
+    """The float64 attempt fails in the backward pass, where torch raises a RuntimeError."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 5))
+            self.table = torch.eye(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = _InSinglePrecision.apply(x, self.weight, self.table)
+            return y
+
+    torch.manual_seed(0)
+    layer = Layer()
+    spectrum = sc.svds(layer, (5,), 2)
+    assert set_spectrum_(layer, (5,), spectrum, spectrum.S / 2) < 1e-3

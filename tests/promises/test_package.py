@@ -178,6 +178,42 @@ def test_import_pulls_in_no_optional_package(tmp_path: Path) -> None:
     assert added - set(sys.stdlib_module_names) <= {"spectralclip", "torch", "numpy"}
 
 
+FIRST_CALLS = """
+import sys
+import torch
+from torch import nn
+import spectralclip as sc
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1, padding_mode="reflect")
+
+    def forward(self, x):
+        return 2 * self.conv(x)
+
+
+shape = (3, 8, 8)
+layers = nn.Conv2d(3, 4, 2, stride=2), nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(3), Own()
+for layer in layers:
+    spectrum = sc.svds(layer, shape, k=3)
+    sc.norm_bounds(layer, shape)
+    sc.set_spectrum_(layer, shape, spectrum, lambda S: 2 * S)
+    sc.clip_(layer, max_norm=0.1, in_shape=shape)
+sc.clip_(nn.Linear(8, 8), max_norm=0.1, in_shape=(8,))
+model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
+sc.lipschitz_bounds(model, torch.zeros(1, *shape))
+sc.audit(model, torch.zeros(1, *shape), progress=False)
+print("sympy" in sys.modules)
+"""
+
+
+def test_no_first_call_imports_sympy() -> None:
+    """It takes two seconds; `torch.unravel_index` and gradients against a vector import it."""
+    assert run(sys.executable, "-c", FIRST_CALLS).strip() == "False"
+
+
 # The digits
 
 

@@ -109,16 +109,16 @@ def test_what_is_not_finite_is_said_and_spoils_nothing(bad: float) -> None:
         layer.weight.copy_(weight)
     function, tracker = AffineFunction([layer], (10,)), started(2, 10)
     for _ in range(30):
-        good = tracker.look(live_operator([layer], function))
+        good = tracker.look(live_operator(function))
         tracker.keep()
     with torch.no_grad():
         layer.weight[3, 4] = bad
-    seen = tracker.look(live_operator([layer], function))
+    seen = tracker.look(live_operator(function))
     assert torch.isnan(seen.S).all()
     tracker.keep()
     with torch.no_grad():
         layer.weight.copy_(weight)
-    again = tracker.look(live_operator([layer], function))
+    again = tracker.look(live_operator(function))
     torch.testing.assert_close(again.S, good.S)
 
 

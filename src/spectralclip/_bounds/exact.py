@@ -16,7 +16,7 @@ import torch
 
 from spectralclip._common import Shape
 from spectralclip._linalg import largest_eigenvalue, on_host
-from spectralclip._operators import ConvMap, LinearOperator, ListedBlocks, WindowBlocks
+from spectralclip._operators import ConvMap, LinearOperator, ListedBlocks
 from spectralclip._spectrum import Torus, symbol_peak
 
 # Multiplications that need no second thought, and how many Lanczos runs more. One matrix of 1259
@@ -33,7 +33,7 @@ def listed_blocks(op: LinearOperator) -> ListedBlocks | None:
     """
     conv = op.convolution
     if conv is not None:
-        return WindowBlocks(conv) if conv.has_separate_windows else None
+        return conv.block_form(op.device) if conv.has_separate_windows else None
     forms = (op.block_form(), op.adjoint().block_form())
     return next((form for form in forms if isinstance(form, ListedBlocks)), None)
 

@@ -15,7 +15,7 @@ from typing import final
 import torch
 
 from spectralclip._common import Shape
-from spectralclip._operators import ConvMap, Layer, LinearOperator, as_operator
+from spectralclip._operators import ConvMap, Layer, LinearOperator, as_operator, in_float64
 from spectralclip._spectrum import enough_points, symbol_degrees
 
 
@@ -30,12 +30,7 @@ class View:
     @cached_property
     def double(self) -> LinearOperator:
         """In float64 where that can be had, else as it is."""
-        if isinstance(self._layer, LinearOperator) or self.op.dtype == torch.float64:
-            return self.op
-        try:
-            return as_operator(self._layer, self.op.in_shape, dtype=torch.float64)
-        except (ValueError, RuntimeError):  # scripted, or holding constants of one precision
-            return self.op
+        return in_float64(self.op, self._layer)
 
     @cached_property
     def convolution(self) -> ConvMap | None:

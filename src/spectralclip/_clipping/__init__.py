@@ -8,8 +8,7 @@ from spectralclip._clipping.clip_model import (
     clip_model_,
     layer_targets,
 )
-from spectralclip._clipping.free_weights import GenericWeights
-from spectralclip._clipping.plan import moving_names
+from spectralclip._clipping.free_weights import GenericWeights, moving_names
 from spectralclip._clipping.set_spectrum import set_spectrum_
 
 __all__ = [

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._linalg import wide
+from spectralclip._operators import batch_norm_scale
 
 
 @torch.no_grad()
@@ -16,22 +17,13 @@ def clamp_batch_norm_(module: Any, bound: float) -> float:
     """Clamp a batch norm's scale where it is too large; its norm then."""
     gamma: Tensor = module.weight
     # Few numbers: in double precision the bound holds to the last bit.
-    deviation = (wide(module.running_var) + module.eps).sqrt()
-    norm = _norm(gamma, deviation)
+    scale = batch_norm_scale(wide(module.running_var), module.eps)
+    norm = float((wide(gamma).abs() * scale).max())
     if math.isfinite(norm) and norm > bound:
-        limit = _rounded_down(bound * deviation, gamma.dtype)
-        limit = limit.to(gamma.device)
+        exact = bound / scale
+        limit = exact.to(gamma.dtype)
+        below = limit * (1 - torch.finfo(gamma.dtype).eps)
+        limit = torch.where(limit.to(exact.dtype) > exact, below, limit).to(gamma.device)
         gamma.clamp_(-limit, limit)
-        norm = _norm(gamma, deviation)
+        norm = float((wide(gamma).abs() * scale).max())
     return norm
-
-
-def _norm(gamma: Tensor, deviation: Tensor) -> float:
-    return float((wide(gamma).abs() / deviation).max())
-
-
-def _rounded_down(numbers: Tensor, dtype: torch.dtype) -> Tensor:
-    """Positive numbers in another precision, never larger than they were."""
-    rounded = numbers.to(dtype)
-    below = rounded * (1 - torch.finfo(dtype).eps)
-    return torch.where(rounded.to(numbers.dtype) > numbers, below, rounded)

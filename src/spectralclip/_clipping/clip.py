@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, final
@@ -12,22 +12,13 @@ import torch
 from torch import Tensor
 
 from spectralclip._bounds import View, norm_bounds
-from spectralclip._clipping.free_weights import (
-    ConvWeight,
-    DirectWeight,
-    GenericWeights,
-    Movable,
-    Steerable,
-    movable_weight,
-    stored_operator,
-    stores_in_full,
-)
-from spectralclip._clipping.plan import Move
-from spectralclip._clipping.project import EXACT_GAP, GAP, Projected, nearest
+from spectralclip._clipping.cutting_planes import CUTS, EXACT_CUTS
+from spectralclip._clipping.free_weights import Move, free_weights
+from spectralclip._clipping.newton import Projected
+from spectralclip._clipping.project import nearest
 from spectralclip._common import positive_number
 from spectralclip._operators import (
     HALF_PRECISION,
-    AffineFunction,
     Layer,
     LinearOperator,
     input_shape,
@@ -35,8 +26,37 @@ from spectralclip._operators import (
 )
 from spectralclip._spectrum import fresh_ritz, svds
 
-FINAL_STEPS, SHORT_STEPS, SETTLING_ROUNDS, FURTHER_ROUNDS, SETTLED = 60, 12, 20, 3, 1e-5
-CERTIFIED_ROUNDS = 8  # how often the layer may be lowered for the bounds' sake
+
+@final
+@dataclass(frozen=True)
+class ClipSettings:
+    """How the result is settled on the weights as they are stored.
+
+    Attributes:
+        final_steps: Lanczos steps of the last search, from a new random vector. Without it a norm
+            of 1.003 c was left; with it 1.0002 c at worst.
+        short_steps: The same where the norm is known already, as a guard against rounding.
+        settled: What may be left above the bound, relatively.
+        rounds: Searches at most; one or two are the rule.
+        further_rounds: How often the move may be lengthened before the weights are scaled, which
+            always helps but costs more distance.
+        certified_rounds: How often the layer may be lowered for the sake of its bounds.
+        far: Times the bound: where the norm is larger, little of the layer will be left, which is
+            computed in float64.
+        excess_share: The share of the allowed gap that a smaller image may cost.
+    """
+
+    final_steps: int = 60
+    short_steps: int = 12
+    settled: float = 1e-5
+    rounds: int = 20
+    further_rounds: int = 3
+    certified_rounds: int = 8
+    far: float = 100.0
+    excess_share: float = 0.2
+
+
+SETTINGS = ClipSettings()
 
 
 @final
@@ -121,35 +141,36 @@ def clip_(
     max_norm = _checked_request(layer, max_norm, tol, certify, move)
     in_shape = input_shape(layer, in_shape)
     generator = torch.Generator("cpu").manual_seed(0) if generator is None else generator
-    job = _Clipping(layer, in_shape, max_norm, tol, certify, move, generator)
-    job.require_clippable(exact)
+    job = _Clipping(layer, in_shape, max_norm, tol, exact, certify, move, generator)
+    job.require_clippable()
     norm = job.norm_at_start()
-    job.lengthen(norm, max_norm)
-    seems_within = norm <= max_norm * (1 + (0 if certify else tol / 2))
-    upper = job.certified_norm() if certify and seems_within else norm
-    if seems_within and upper <= max_norm * (1 + (0 if certify else tol / 2)):
+    job.lengthen(norm)
+    allowed = max_norm * (1 + (0 if certify else tol / 2))
+    upper = job.certified_norm() if certify and norm <= allowed else norm
+    if upper <= allowed:
         return ClipResult(norm, upper, 0.0, 0.0, job.applications, 0, True)
     found = Projected(job.movable.start, norm, 0, 0, True, 0.0)
-    if not seems_within:
-        found = job.project(max_norm, norm, exact)
+    if norm > allowed:
+        found = job.project(max_norm, norm)
     point, after = job.settled(found.point, max_norm, norm)
-    with _written(job.function, job.movable.parameters(point)) as write:
+    with restored_on_failure(job.moving):
+        job.write(point)
         if certify:
-            point, after = job.certified(point, max_norm, norm, exact, write)
+            point, after = job.certified(point, norm)
         if not 0.5 * max_norm <= after <= max_norm * (1 + (0 if certify else tol)):
             raise ValueError(
                 f"{job.op.name} cannot be brought to {max_norm:g}: its norm came out as {after:g}, "
                 "and does not follow the scale of its parameters. It is left as it was."
             )
-        unit, bound = job.movable.unit, found.lower_bound
-        distance = unit * job.movable.distance(point)
-        if isinstance(job.movable, DirectWeight):
+        distance, bound = job.movable.distance(point), found.lower_bound
+        if job.movable.is_direct:
             # What was found is the projection itself; certifying or rounding may have gone beyond.
-            bound = distance / unit if point is found.point else job.movable.distance(found.point)
+            bound = distance if point is found.point else job.movable.distance(found.point)
+    unit = job.movable.unit
     return ClipResult(
         norm,
         after,
-        distance,
+        unit * distance,
         None if bound is None else unit * bound,
         job.applications,
         found.rounds,
@@ -160,7 +181,7 @@ def clip_(
 
 @final
 class _Clipping:
-    """One layer on its way to the bound; nothing is written into it here."""
+    """One layer on its way to the bound."""
 
     def __init__(
         self,
@@ -168,36 +189,44 @@ class _Clipping:
         in_shape: Sequence[int],
         max_norm: float,
         tol: float,
+        exact: bool,
         certify: bool | Literal["deterministic"],
         move: Move,
         generator: torch.Generator,
     ) -> None:
         self._layer, self._in_shape, self._tol = layer, in_shape, min(tol, 1e-3)
-        self._certify, self._generator = certify, generator
-        self._unit, self._move = 2.0 ** round(math.log2(max_norm)), move
-        self.applications = 0
+        self._max_norm, self._exact, self._certify = max_norm, exact, certify
+        self._generator, self._move, self.applications = generator, move, 0
         self._view = View(layer, in_shape)
         self._take(self._view.op)
 
     def _take(self, op: LinearOperator) -> None:
-        self.op, self.function = op, op.function
-        self.movable = movable_weight(op, self._move, self._unit)
+        self.op, self._unit = op, 2.0 ** round(math.log2(self._max_norm))
+        self.movable = free_weights(op, self._move, self._unit)
 
-    def lengthen(self, norm: float, max_norm: float) -> None:
+    @property
+    def moving(self) -> list[Tensor]:
+        """The parameters that move."""
+        return [self.op.parameters[name] for name in self.movable.names]
+
+    @torch.no_grad()
+    def write(self, point: Tensor) -> None:
+        """Store the parameters that a point stands for."""
+        for name, value in self.movable.parameters(point).items():
+            self.op.parameters[name].copy_(value)
+
+    def lengthen(self, norm: float) -> None:
         """Compute in float64 where little of the layer will be left, or its scale is extreme.
 
-        Explicit forms are in units of the bound; others see their own scale inside.
+        Merged forms are in units of the bound; others see their own scale inside.
         """
-        extreme = isinstance(self.movable, GenericWeights) and not 1e-6 < max_norm < 1e6
-        if (norm <= 100 * max_norm and not extreme) or self.op.dtype == torch.float64:
-            return
-        self._take(self._view.double)
+        extreme = not self.movable.knows_distance and not 1e-6 < self._max_norm < 1e6
+        if norm > SETTINGS.far * self._max_norm or extreme:
+            self._take(self._view.double)
 
-    def require_clippable(self, exact: bool) -> None:
+    def require_clippable(self) -> None:
         """Raise where there is no way to the bound, or none that `exact` could measure."""
-        movable = self.movable
-        if not isinstance(movable, Steerable):
-            return
+        movable, exact = self.movable, self._exact
         if exact and not movable.is_linear:
             raise ValueError(
                 f"exact=True needs a layer that is linear in the parameters that move; "
@@ -226,8 +255,8 @@ class _Clipping:
 
     def norm_at_start(self) -> float:
         """The layer's norm as it is."""
-        if isinstance(self.movable, DirectWeight):
-            return self.movable.unit * self.movable.norm
+        if self.movable.is_direct:
+            return self._unit * self.movable.norm
         norm = self._symbol_norm(self.movable.start)
         if norm is not None:
             return norm
@@ -239,47 +268,42 @@ class _Clipping:
         """The norm of a convolution on a large image, from above, by its symbol; else None."""
         movable = self.movable
         # Together with what the search may leave open, less than what is left alone.
-        if not isinstance(movable, ConvWeight) or not self._view.is_large(self._tol / 4):
+        if movable.is_direct or not self._view.is_large(self._tol / 4):
             return None
-        if not stores_in_full(self.function, movable, point):
-            return None
-        norm = movable.symbol_norm(point, self._tol / 8, FINAL_STEPS)
-        return None if norm is None else movable.unit * norm
+        norm = movable.symbol_norm(point, self._tol / 8, SETTINGS.final_steps)
+        return None if norm is None else self._unit * norm
 
-    def project(self, max_norm: float, norm: float, exact: bool) -> Projected:
+    def project(self, max_norm: float, norm: float) -> Projected:
         """The nearest point, by what suits the layer, whose norm is given."""
-        unit = self.movable.unit
+        unit, movable = self._unit, self.movable
         # What a smaller image falls short of is made good on the layer itself, by going on in
-        # the direction of the move: a fifth of the gap that is allowed anyway.
-        excess = 0.2 * (EXACT_GAP if exact else GAP) * (norm / max_norm - 1)
-        movable = self._on_smaller_image(min(excess, 0.01))
-        found = nearest(movable, max_norm / unit, norm / unit, exact, self._generator)
+        # the direction of the move.
+        gap = (EXACT_CUTS if self._exact else CUTS).gap
+        excess = min(SETTINGS.excess_share * gap * (norm / max_norm - 1), 0.01)
+        is_cuttable = movable.conv is not None and not movable.is_direct
+        small = self._view.cropped(excess) if is_cuttable else None
+        if small is not None:
+            op = small.op if self.op is self._view.op else small.double
+            movable = free_weights(op, self._move, unit, movable.metric)
+        found = nearest(movable, max_norm / unit, norm / unit, self._exact, self._generator)
         self.applications += found.applications
         return found
 
-    def _on_smaller_image(self, excess: float) -> Movable:
-        """What moves in a convolution on a smaller image, with the distances of the layer."""
-        small = self._view.cropped(excess) if isinstance(self.movable, ConvWeight) else None
-        if small is None or not isinstance(self.movable, ConvWeight):
-            return self.movable
-        op = small.op if self.op is self._view.op else small.double
-        return movable_weight(op, self._move, self._unit, self.movable.metric)
-
     def settled(self, point: Tensor, max_norm: float, start_norm: float) -> tuple[Tensor, float]:
-        """Look once more, with nothing known before, at the weights as they will be stored.
+        """Search once more, with nothing known before, for the norm of what will be stored.
 
         Where a little is missing, going on in the direction of the move costs least distance;
         the scale of the weights is what always helps.
         """
         start, norm = self.movable.start, math.inf
-        # Where nothing was estimated, a short look only guards against rounding.
-        steps = SHORT_STEPS if isinstance(self.movable, DirectWeight) else FINAL_STEPS
-        for attempt in range(SETTLING_ROUNDS):
+        # Where nothing was estimated, a short search only guards against rounding.
+        steps = SETTINGS.short_steps if self.movable.is_direct else SETTINGS.final_steps
+        for attempt in range(SETTINGS.rounds):
             norm = self._norm_at(point, steps)
-            if norm <= max_norm * (1 + SETTLED):
+            if norm <= max_norm * (1 + SETTINGS.settled):
                 break
             missing = 1.5 * (norm - max_norm) / max(start_norm - norm, 1e-300)
-            if attempt < FURTHER_ROUNDS and missing < 0.05:
+            if attempt < SETTINGS.further_rounds and missing < 0.05:
                 point = point + missing * (point - start)
             else:
                 point = self.movable.scaled(point, max_norm / norm)
@@ -288,10 +312,10 @@ class _Clipping:
     def _norm_at(self, point: Tensor, steps: int) -> float:
         norm = self._symbol_norm(point)
         if norm is None:
-            op = stored_operator(self.function, self.movable, point)
-            look = fresh_ritz(op, steps, 1, self._generator)
-            self.applications += look.applications
-            norm = self.movable.unit * float(look.S[0])
+            op = self.movable.stored_operator(point)
+            found = fresh_ritz(op, steps, 1, self._generator)
+            self.applications += found.applications
+            norm = self._unit * float(found.S[0])
         return norm
 
     def certified_norm(self) -> float:
@@ -301,35 +325,25 @@ class _Clipping:
         self.applications += bounds.applications
         return bounds.upper
 
-    def certified(
-        self,
-        point: Tensor,
-        max_norm: float,
-        norm: float,
-        exact: bool,
-        write: Callable[[dict[str, Tensor]], None],
-    ) -> tuple[Tensor, float]:
+    def certified(self, point: Tensor, norm: float) -> tuple[Tensor, float]:
         """Lower the layer, as it is written, until the upper end is within the bound."""
-        movable, aim, upper = self.movable, max_norm, self.certified_norm()
-        for attempt in range(CERTIFIED_ROUNDS):
+        max_norm = target = self._max_norm
+        upper = self.certified_norm()
+        is_half = any(parameter.dtype in HALF_PRECISION for parameter in self.moving)
+        for attempt in range(SETTINGS.certified_rounds):
             if upper <= max_norm:
                 break
             # Rounding to half precision may undo a small step.
-            margin = 1e-6 if self._is_stored_in_full() else 4e-3 * attempt
-            factor = max_norm / upper * (1 - margin)
-            aim *= factor
-            if isinstance(movable, GenericWeights):
-                # The norm need not follow the scale: aim lower from the start.
-                found = self.project(aim, norm, exact)
-                point, _ = self.settled(found.point, aim, norm)
+            factor = max_norm / upper * (1 - (4e-3 * attempt if is_half else 1e-6))
+            target *= factor
+            if self.movable.knows_distance:
+                point = self.movable.scaled(point, factor)
             else:
-                point = movable.scaled(point, factor)
-            write(movable.parameters(point))
+                # The norm need not follow the scale: lower the target from the start.
+                point, _ = self.settled(self.project(target, norm).point, target, norm)
+            self.write(point)
             upper = self.certified_norm()
         return point, upper
-
-    def _is_stored_in_full(self) -> bool:
-        return all(p.dtype not in HALF_PRECISION for p in self.function.parameters.values())
 
 
 def _checked_request(
@@ -349,20 +363,13 @@ def _checked_request(
 
 
 @contextmanager
-def _written(
-    function: AffineFunction, values: dict[str, Tensor]
-) -> Iterator[Callable[[dict[str, Tensor]], None]]:
-    """Write parameters, and put the old ones back should anything go wrong before the end."""
-    saved = {name: function.parameters[name].detach().clone() for name in values}
-
-    def write(new: dict[str, Tensor]) -> None:
-        with torch.no_grad():
-            for name, value in new.items():
-                function.parameters[name].copy_(value)
-
+def restored_on_failure(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Put parameters back should anything go wrong before the end of the block."""
+    saved = [(parameter, parameter.detach().clone()) for parameter in parameters]
     try:
-        write(values)
-        yield write
+        yield
     except BaseException:
-        write(saved)
+        with torch.no_grad():
+            for parameter, value in saved:
+                parameter.copy_(value)
         raise

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
 
-from spectralclip._clipping.clip import ClipResult, clip_
-from spectralclip._clipping.plan import Move
+from spectralclip._clipping.clip import ClipResult, clip_, restored_on_failure
+from spectralclip._clipping.free_weights import Move
 from spectralclip._common import Shape, positive_number, shown
 from spectralclip._models import Compose, ExampleInputs, FoundLayer, Pairs, find_layers
 from spectralclip._spectrum import spectral_norm
@@ -97,30 +96,19 @@ def clip_found_layers_(
     layers: Mapping[str, FoundLayer],
     targets: Mapping[str, float],
     *,
-    tol: float = 1e-3,
-    exact: bool = False,
-    certify: bool | Literal["deterministic"] = False,
-    move: Move = "first",
-    generator: torch.Generator | None = None,
     progress: bool = False,
+    certify: bool | Literal["deterministic"] = False,
+    **settings: Any,
 ) -> dict[str, ClipResult]:
-    """Clip layers that have been found, each to its target, or none of them."""
+    """Clip layers that have been found, each to its target, or none; `settings` as for `clip_`."""
     uses = [(name, shape) for name in targets for shape in layers[name].in_shapes]
     results: dict[str, ClipResult] = {}
 
     def clip(name: str, in_shape: Shape) -> bool:
         """Clip one use of a layer; whether that moved it."""
         try:
-            result = clip_(
-                list(layers[name].modules),
-                targets[name],
-                in_shape,
-                tol=tol,
-                exact=exact,
-                certify=certify,
-                move=move,
-                generator=generator,
-            )
+            modules = list(layers[name].modules)
+            result = clip_(modules, targets[name], in_shape, certify=certify, **settings)
         except ValueError as error:
             raise ValueError(
                 f"Layer {name!r} cannot be clipped, and the model is left as it was: {error} "
@@ -131,7 +119,8 @@ def clip_found_layers_(
         return result.distance > 0
 
     seen = progress and sys.stderr.isatty()
-    with _restored_on_failure(layers.values()):
+    parts = [module for layer in layers.values() for module in layer.modules]
+    with restored_on_failure(parameter for part in parts for parameter in part.parameters()):
         with shown(seen, "clip", len(uses)) as steps:
             moved = []
             for name, in_shape in uses:
@@ -146,7 +135,10 @@ def clip_found_layers_(
         for name in dict.fromkeys(name for name, _ in entangled if not certify):
             # Others have pulled at the same weight since.
             modules, shapes = list(layers[name].modules), layers[name].in_shapes
-            norm = max(float(spectral_norm(modules, shape, tol=tol)) for shape in shapes)
+            norm = max(
+                float(spectral_norm(modules, shape, tol=settings.get("tol", 1e-3)))
+                for shape in shapes
+            )
             results[name] = replace(results[name], norm_after=norm)
     return results
 
@@ -158,13 +150,13 @@ def layer_targets(layers: Mapping[str, FoundLayer], max_norm: Targets) -> dict[s
         if unknown:
             raise ValueError(
                 f"max_norm names {unknown}, which are not among the affine layers found: "
-                f"{list(layers)}. With compose=True a layer and the batch norm behind it have one "
+                f"{list(layers)}. With compose=True a layer and the following batch norm have one "
                 "name together; skipped_layers says what was left out, and why."
             )
         given = {name: max_norm[name] for name in layers if name in max_norm}
     elif callable(max_norm):
-        wished = {name: max_norm(name, layer) for name, layer in layers.items()}
-        given = {name: bound for name, bound in wished.items() if bound is not None}
+        answers = {name: max_norm(name, layer) for name, layer in layers.items()}
+        given = {name: bound for name, bound in answers.items() if bound is not None}
     else:
         return dict.fromkeys(layers, positive_number(max_norm, "max_norm"))
     return {
@@ -192,20 +184,3 @@ def _together(before: ClipResult | None, result: ClipResult) -> ClipResult:
         converged=before.converged and result.converged,
         flops=before.flops + result.flops,
     )
-
-
-@contextmanager
-def _restored_on_failure(layers: Iterable[FoundLayer]) -> Iterator[None]:
-    saved = [
-        (parameter, parameter.detach().clone())
-        for layer in layers
-        for module in layer.modules
-        for parameter in module.parameters()
-    ]
-    try:
-        yield
-    except BaseException:
-        with torch.no_grad():
-            for parameter, value in saved:
-                parameter.copy_(value)
-        raise

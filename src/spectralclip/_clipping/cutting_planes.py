@@ -10,22 +10,57 @@ the leading triplets at that point, until none is above c any more.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
-from spectralclip._clipping.free_weights import Steerable
+from spectralclip._clipping.free_weights import FreeWeights
+from spectralclip._clipping.newton import Projected
 from spectralclip._linalg import nonnegative_qp, wide
+from spectralclip._spectrum import fresh_ritz, warmed_ritz
 
-SLICE = 2**16
+
+@final
+@dataclass(frozen=True)
+class CutSettings:
+    """How far cuts are driven. Measured on 60 layers at bounds of 0.3 to 0.95 of their norms.
+
+    Attributes:
+        gap: Relative gap between the distance and its lower bound. The median reached was 1.010,
+            the worst 1.017.
+        budget: Vectors sent through M. The median was 602, the most 2002.
+        most_numbers: Each cut keeps two copies of the weight. Beyond so many numbers in a weight
+            Newton steps take over, which leave 1.03 in the median and keep none.
+        gap_share: How much of the gap goes into aiming below the bound. On 16 small convolutions
+            476 vectors were sent through M, median; without any, 6000 were not enough.
+        most_headroom: At most so far below the bound, as a share of it.
+        width: Triplets that are followed. 281 values above the bound took 29 cuts.
+        start_steps: Lanczos steps of the first search.
+        check_steps: Lanczos steps of the search that has the last word, from a new random vector.
+    """
+
+    gap: float = 0.03
+    budget: int = 1200
+    most_numbers: int = 300_000
+    gap_share: float = 0.8
+    most_headroom: float = 0.05
+    width: int = 8
+    start_steps: int = 30
+    check_steps: int = 40
+
+
+CUTS = CutSettings()
+EXACT_CUTS = CutSettings(gap=0.005, budget=40000, most_numbers=2**62, check_steps=100)
+SLICE = 2**16  # entries of a weight that are widened at once
 
 
 @final
 class CutSet:
     """Cuts of a layer that is linear in what moves, and the nearest point that satisfies them."""
 
-    def __init__(self, movable: Steerable, max_norm: float) -> None:
+    def __init__(self, movable: FreeWeights, max_norm: float) -> None:
         self._movable, self._max_norm = movable, max_norm
         shape = movable.start.shape
         self._gradients = movable.start.new_empty(0, *shape)
@@ -76,6 +111,52 @@ class CutSet:
         weights = self._multipliers.to(self._directions.device, self._directions.dtype)
         move = (weights @ self._directions.flatten(1)).reshape(self._movable.start.shape)
         return self._movable.start - move
+
+
+def by_cuts(
+    movable: FreeWeights, max_norm: float, settings: CutSettings, generator: torch.Generator
+) -> Projected:
+    """Cutting planes, until the distance is within a relative gap of its lower bound.
+
+    The last cuts would take the longest to find. So the known ones aim below the bound by as
+    much as the gap allows, and what is not cut yet stays within it.
+    """
+    cuts = CutSet(movable, max_norm)
+    point = movable.start
+    budget = settings.budget if point.numel() <= settings.most_numbers else 0
+
+    def outcome(norm: float, converged: bool) -> Projected:
+        bound = cuts.lower_bound if movable.knows_distance else None
+        return Projected(point, norm, spent, rounds, converged, bound)
+
+    op = movable.operator(point)
+    ritz = fresh_ritz(op, settings.start_steps, settings.width, generator)
+    spent, rounds, headroom = ritz.applications, 0, 0.0
+    while True:
+        if float(ritz.S[0]) <= max_norm:
+            check = fresh_ritz(op, settings.check_steps, 2 * settings.width, generator)
+            spent += check.applications
+            moved = movable.length(wide(point) - wide(movable.start))
+            near = moved <= (1 + settings.gap) * cuts.lower_bound
+            if near and float(check.S[0]) <= max_norm:
+                return outcome(max(float(ritz.S[0]), float(check.S[0])), True)
+            ritz = check
+        if spent >= budget:
+            return outcome(float(ritz.S[0]), False)
+        values, lowest_cut = ritz.S, (1 - headroom) * max_norm
+        above = values > lowest_cut
+        chosen = above.nonzero()[:, 0].to(ritz.U.device)
+        if len(chosen):
+            gradients = movable.gradients(point, ritz.U[chosen], ritz.V[chosen])
+            cuts.add(point, ritz.S[above], gradients)
+        spent += len(chosen)
+        headroom = cuts.headroom(settings.gap_share * settings.gap)
+        headroom = min(headroom, settings.most_headroom)
+        point = cuts.nearest(headroom)
+        op = movable.operator(point)
+        ritz = warmed_ritz(op, ritz, generator)
+        spent += ritz.applications
+        rounds += 1
 
 
 def _products(rows: Tensor, columns: Tensor) -> Tensor:

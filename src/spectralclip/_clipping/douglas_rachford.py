@@ -1,6 +1,6 @@
 """Clipping a convolution on a torus, frequency by frequency.
 
-On a torus the constraint `||M(W)|| <= c` falls apart into one for each frequency, `||S(f)|| <= c`,
+On a torus the constraint `||M(W)|| <= c` splits into one for each frequency, `||S(f)|| <= c`,
 while W itself is a small kernel: its symbols fill a small subspace of all symbols. The nearest
 point of two convex sets' intersection is found by Douglas and Rachford's splitting: in turn,
 clip the singular values at every frequency, and return to the kernels, in the metric of the
@@ -21,14 +21,40 @@ from typing import final
 import torch
 from torch import Tensor
 
+from spectralclip._clipping.newton import Projected
 from spectralclip._common import Shape
-from spectralclip._linalg import decomposable, folded_frequencies, tap_waves
+from spectralclip._linalg import GramSVD, folded_frequencies, tap_waves
 from spectralclip._operators import ConvMap
 
-RHO = 12.0
-RELAXATION = 1.7
-# Symbols are smooth: a finer grid of frequencies tells little more, and costs in proportion.
-LARGEST_SIDE = 14
+
+@final
+@dataclass(frozen=True)
+class SplittingSettings:
+    """Measured on layers of 64 to 512 channels, trained and random.
+
+    Attributes:
+        rho: The splitting's parameter. ADMM with a small one, Dykstra and FISTA were slower.
+        relaxation: Of each step, between 1 and 2.
+        iterations: 64 channels on 16 x 16 came within 1.011 of the least distance after 8 of them
+            and within 1.007 after 10 on the larger grid, where Newton steps alone leave 1.036.
+        largest_side: Symbols are smooth: a grid of 17 gave 1.007 in 1.35 s where one of 10 gave
+            1.011 in 0.57 s.
+        least_cut: At bounds above this share of the norm few cuts do it, and the torus is too
+            blunt.
+        least_side: With zero padding on smaller images borders are everywhere: no torus is near,
+        wide: unless there are so many channels (512 on 4 x 4: 9 s, where Newton steps take 30 s).
+    """
+
+    rho: float = 12.0
+    relaxation: float = 1.7
+    iterations: int = 10
+    largest_side: int = 14
+    least_cut: float = 0.85
+    least_side: int = 8
+    wide: int = 128
+
+
+SPLITTING = SplittingSettings()
 
 
 @final
@@ -71,39 +97,17 @@ class TorusSymbols:
         return kernel.reshape(self._shape)
 
 
-def excess(symbols: Tensor, max_norm: float) -> Tensor:
-    """What the symbols have above the bound: zero where all singular values are below."""
-    wide = symbols.shape[-2] < symbols.shape[-1]
-    gram = symbols @ symbols.mH if wide else symbols.mH @ symbols
-    squares, vectors = (part.to(gram.device) for part in torch.linalg.eigh(decomposable(gram)))
-    values = squares.clamp_min(0).sqrt()
-    share = torch.where(values > max_norm, 1 - max_norm / values.clamp_min(1e-30), 0.0)
-    most = int((share > 0).sum(-1).max())
-    vectors, share = vectors[..., -most:], share[..., -most:]
-    if most == 0:
-        return torch.zeros_like(symbols)
-    scaled = vectors * share[..., None, :]
-    over: Tensor = scaled @ (vectors.mH @ symbols) if wide else (symbols @ scaled) @ vectors.mH
-    return over
-
-
-@final
-@dataclass(frozen=True)
-class TorusClip:
-    """A kernel clipped on a torus, and what it took."""
-
-    weight: Tensor
-    flops: float
-
-
-def clip_on_torus(conv: ConvMap, sides: Shape, max_norm: float, iterations: int) -> TorusClip:
-    """The nearest kernel within the bound on a torus, nearly."""
+def clip_on_torus(
+    conv: ConvMap, sides: Shape, max_norm: float, iterations: int = SPLITTING.iterations
+) -> Projected:
+    """The nearest kernel within the bound on a torus, nearly; what it is on the layer is open."""
+    rho = SPLITTING.rho
     symbols = TorusSymbols(conv, sides)
     weight, shape = conv.weight, conv.weight.shape
     gram = conv.tap_gram()
     gram = gram / gram.diagonal().max()
     identity = torch.eye(gram.shape[0], dtype=torch.float64, device="cpu")
-    inverse = torch.linalg.inv(gram + RHO * identity).to(weight.device, weight.dtype)
+    inverse = torch.linalg.inv(gram + rho * identity).to(weight.device, weight.dtype)
     gram = gram.to(weight.device, weight.dtype)
 
     def on_taps(kernel: Tensor, matrix: Tensor) -> Tensor:
@@ -111,20 +115,21 @@ def clip_on_torus(conv: ConvMap, sides: Shape, max_norm: float, iterations: int)
 
     pull = on_taps(weight, gram)
     image = symbols.forward(weight)
-    over = excess(image, max_norm)
-    state = image - over + (2 / RHO) * over
+    over = GramSVD(image).excess(max_norm)
+    state = image - over + (2 / rho) * over
     kernel = weight
     for _ in range(iterations):
-        over = excess(state, max_norm)
+        over = GramSVD(state).excess(max_norm)
         inside = state - over
         # The kernel nearest to the reflection of the state in the clipped set.
-        back = symbols.adjoint(inside - over) * (RHO / symbols.gain)
+        back = symbols.adjoint(inside - over) * (rho / symbols.gain)
         kernel = on_taps(pull + back, inverse)
-        state = state + RELAXATION * (symbols.forward(kernel) - inside)
+        state = state + SPLITTING.relaxation * (symbols.forward(kernel) - inside)
     rows, columns = sorted(image.shape[-2:])
     # A complex multiplication is four real ones; a Hermitian eigenproblem about 9 n^3 of them.
     each = 8.0 * (2 * rows * rows * columns + 9 * rows**3) + 32.0 * gram.shape[0] * rows * columns
-    return TorusClip(kernel, (iterations + 1) * math.prod(image.shape[:2]) * each)
+    flops = (iterations + 1) * math.prod(image.shape[:2]) * each
+    return Projected(kernel, math.nan, 0, iterations, False, flops=flops)
 
 
 def torus_sides(conv: ConvMap) -> Shape | None:
@@ -135,14 +140,14 @@ def torus_sides(conv: ConvMap) -> Shape | None:
     ]
     if geometry.mode not in ("zeros", "circular"):
         return None
-    wide = conv.weight.shape[1] >= 128
+    wide = conv.weight.shape[1] >= SPLITTING.wide
     sides = []
     for axis, (size, stride) in enumerate(zip(conv.source.shape[1:], geometry.stride, strict=True)):
-        # On small images borders are everywhere, and no torus is near.
-        if geometry.mode == "zeros" and size < max(8, 2 * extent[axis]) and not wide:
+        least = max(SPLITTING.least_side, 2 * extent[axis])
+        if geometry.mode == "zeros" and size < least and not wide:
             return None
         side = size if geometry.mode == "circular" else size + stride
-        side = max(min(side, LARGEST_SIDE), extent[axis])
+        side = max(min(side, SPLITTING.largest_side), extent[axis])
         side += -side % stride
         if size % stride and geometry.mode == "circular":
             return None

@@ -1,6 +1,6 @@
 """`set_spectrum_`: give a layer other singular values, as nearly as its form allows.
 
-The wished operator `M + E`, with `E = sum (s'_i - s_i) u_i v_i^T`, is in general not of the layer's
+The target operator `M + E`, with `E = sum (s'_i - s_i) u_i v_i^T`, is in general not of the layer's
 form: a convolution cannot have any spectrum. The nearest operator that is, in the Frobenius norm,
 solves a linear least-squares problem in the weights. With A the linear map from a change of the
 weight to the change of the operator, `A* E` one batched weight gradient and `D = A* A`,
@@ -16,21 +16,20 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from spectralclip._clipping.weight_metric import weight_metric
+from spectralclip._clipping.free_weights import acting_names
+from spectralclip._clipping.metric import PROBING, parameter_metric
 from spectralclip._linalg import sent
 from spectralclip._operators import (
-    AffineFunction,
     Layer,
     LinearOperator,
     as_operator,
+    in_float64,
     plain_numerics,
     unchanged_rng,
 )
 from spectralclip._spectrum import Spectrum
-
-_NUMBERS_AT_ONCE = 2**22
 
 
 @plain_numerics()
@@ -42,8 +41,8 @@ def set_spectrum_(
 ) -> float:
     """Move a layer, in place, to the nearest one with other singular values.
 
-    The wish is `M + sum (s'_i - s_i) u_i v_i^T` over the triplets of `spectrum`: their values are
-    replaced and all others stay. A dense layer on plain vectors meets it exactly. Others get the
+    The target is `M + sum (s'_i - s_i) u_i v_i^T` over the triplets of `spectrum`: their values are
+    replaced and all others stay. A dense layer on plain vectors reaches it exactly. Others get the
     weight whose operator is nearest to it in the Frobenius norm. That may be far off: read the
     returned number.
 
@@ -58,12 +57,13 @@ def set_spectrum_(
         in_shape: Shape of one input, without the batch dimension; None where the layer knows it
             (`nn.Linear`).
         spectrum: Triplets of this layer as `svds` found them, all or some.
-        new_values: The wished singular values in the order of `spectrum.S`, none negative; or a
+        new_values: The new singular values in the order of `spectrum.S`, none negative; or a
             function that makes them from `spectrum.S`.
 
     Returns:
-        How much of the wish is not met, `||M(W') - (M(W) + E)||_F / ||E||_F`, for the weight as
-        it is stored, rounding included. 0 is all, 1 is nothing; 0 where nothing was asked for.
+        The part of the change that is not reached, `||M(W') - (M(W) + E)||_F / ||E||_F`, for the
+        weight as it is stored, rounding included. 0 is all, 1 is nothing; 0 where nothing was
+        asked for.
 
     Raises:
         ValueError: The arguments do not fit the layer or each other, or no single weight can
@@ -83,23 +83,23 @@ def set_spectrum_(
         >>> 0 < halved < 1
         True
     """
-    op = _wide_operator(layer, in_shape)
+    # In float64 where the layer can be evaluated so: the unmet part is a small difference.
+    op = in_float64(as_operator(layer, in_shape), layer)
     with unchanged_rng(op.device):
         _check_spectrum(op, spectrum)
         change = _checked_values(op, spectrum, new_values) - sent(spectrum.S, op.device, op.dtype)
-        function = AffineFunction(layer, in_shape, dtype=op.dtype)
-        name = _moving_parameter(op, function)
-        metric = weight_metric(function, name)
+        name = _moving_parameter(op)
+        metric = parameter_metric(op.function, name)
         peak = change.abs().max()
         if not bool(peak > 0):
             return 0.0
         gradient = _pulled_back(op, name, spectrum, change / peak)
-        parameter, old = op.parameters[name], function.values[name]
+        parameter, old = op.parameters[name], op.function.values[name]
         new = (old + peak * metric.solve(gradient)).to(parameter.dtype)
         if not bool(torch.isfinite(new).all()):
             raise ValueError(
-                f"The new values make {name!r} of {op.name} overflow in {parameter.dtype}: wish "
-                "for smaller ones."
+                f"The new values make {name!r} of {op.name} overflow in {parameter.dtype}: give "
+                "smaller ones."
             )
         moved = (new.to(op.dtype) - old) / peak
         asked = _squared_norm(op, spectrum, change / peak)
@@ -107,15 +107,6 @@ def set_spectrum_(
         with torch.no_grad():
             parameter.copy_(new)
     return math.sqrt(max(0.0, asked - float(met)) / asked)
-
-
-def _wide_operator(layer: Layer, in_shape: Sequence[int] | int | None) -> LinearOperator:
-    """In float64 where the layer can be evaluated so: the unmet part is a small difference."""
-    op = as_operator(layer, in_shape)
-    try:
-        return as_operator(layer, in_shape, dtype=torch.float64)
-    except ValueError:  # a tensor that is no parameter or buffer keeps its precision
-        return op
 
 
 def _check_spectrum(op: LinearOperator, spectrum: Spectrum) -> None:
@@ -165,26 +156,13 @@ def _checked_values(
     return sent(values, op.device, op.dtype)
 
 
-def _moving_parameter(op: LinearOperator, function: AffineFunction) -> str:
+def _moving_parameter(op: LinearOperator) -> str:
     """The one parameter that is to move: not a batch norm's where there is another."""
-    generator = torch.Generator("cpu").manual_seed(0)
-    u, v = (
-        torch.randn(shape, generator=generator, dtype=op.dtype, device="cpu").to(op.device)
-        for shape in (op.out_shape, op.in_shape)
-    )
-    noise = 100 * torch.finfo(op.dtype).eps * float(u.norm())
-    acting = [name for name, g in op.pullback(u, v).items() if float(g.norm()) > noise]
-    norms = {
-        stage.parameters[f"{path}.weight" if path else "weight"]
-        for stage in function.stages
-        if isinstance(stage.layer, nn.Module)
-        for path, module in stage.layer.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.affine
-    }
-    moving = [name for name in acting if name not in norms] or acting
+    own, norms = acting_names(op)
+    moving = own or norms
     if len(moving) != 1:
         raise ValueError(
-            f"The operator of {op.name} depends on {', '.join(map(repr, moving)) or 'nothing'}, "
+            f"The operator of {op.name} depends on {', '.join(map(repr, moving))}, "
             "expected one parameter that can move alone. Pass one layer at a time, and remove "
             "parametrizations first."
         )
@@ -193,7 +171,7 @@ def _moving_parameter(op: LinearOperator, function: AffineFunction) -> str:
 
 def _row_slices(op: LinearOperator, count: int) -> list[slice]:
     """Batches of rows that fit into memory together with what autograd keeps."""
-    step = max(1, _NUMBERS_AT_ONCE // max(op.shape))
+    step = max(1, PROBING.numbers_at_once // max(op.shape))
     return [slice(start, start + step) for start in range(0, count, step)]
 
 

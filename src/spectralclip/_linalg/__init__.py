@@ -1,5 +1,6 @@
 """Numerics on tensors and callables: nothing here knows of layers."""
 
+from spectralclip._linalg.derivatives import gradients_in, pulled_back
 from spectralclip._linalg.fourier import (
     alias_frequencies,
     corollary_bounds,
@@ -20,14 +21,17 @@ from spectralclip._linalg.precision import (
 )
 from spectralclip._linalg.qp import Array, nonnegative_qp, solve_nonnegative
 from spectralclip._linalg.small_matrices import (
+    GramSVD,
     below,
     largest_eigenvalue,
     norm_is_below,
+    smaller_gram,
     sum_of_squares,
 )
 
 __all__ = [
     "Array",
+    "GramSVD",
     "alias_frequencies",
     "below",
     "corollary_bounds",
@@ -35,13 +39,16 @@ __all__ = [
     "duplicated_values",
     "folded_frequencies",
     "full_precision",
+    "gradients_in",
     "has_float64",
     "largest_eigenvalue",
     "lemma_singular_values",
     "nonnegative_qp",
     "norm_is_below",
     "on_host",
+    "pulled_back",
     "sent",
+    "smaller_gram",
     "solve_nonnegative",
     "sum_of_squares",
     "symbols",

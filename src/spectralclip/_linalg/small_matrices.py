@@ -1,11 +1,13 @@
-"""Largest eigenvalues of many small Hermitian matrices, and a bound on that of a large one."""
+"""Singular values of small matrices: the largest, those above a bound, and clipping them."""
 
 from __future__ import annotations
+
+from typing import final
 
 import torch
 from torch import Tensor
 
-from spectralclip._linalg.precision import decomposable, on_host
+from spectralclip._linalg.precision import decomposable, on_host, sent, wide
 
 SLICE = 512  # rows of a large matrix that are widened at once
 
@@ -67,3 +69,61 @@ def norm_is_below(matrix: Tensor, limit: float) -> bool:
 def sum_of_squares(x: Tensor) -> float:
     """The squared Frobenius norm of a tensor, summed in float64."""
     return float(torch.linalg.vector_norm(decomposable(x.detach()), dtype=torch.float64)) ** 2
+
+
+@final
+class GramSVD:
+    """Matrices `(..., rows, columns)` with the singular vectors of their smaller side.
+
+    These come from the Gram matrix, which costs a fraction of an SVD. Squaring loses the small
+    values; those play no part in clipping.
+
+    Attributes:
+        values: The singular values, ascending.
+        vectors: Right singular vectors, or left ones of wide matrices, as columns.
+        is_wide: Whether the vectors are left ones.
+    """
+
+    def __init__(
+        self, matrices: Tensor, *, gram: Tensor | None = None, exact: bool = False
+    ) -> None:
+        self._matrices, self._is_exact = matrices, exact
+        self.is_wide = matrices.shape[-2] < matrices.shape[-1]
+        if gram is None:
+            gram = smaller_gram(wide(matrices) if exact else matrices)
+        squares, vectors = torch.linalg.eigh(decomposable(gram))
+        self.values, self.vectors = squares.clamp_min(0).sqrt().to(gram.device), vectors.to(gram)
+
+    @property
+    def norm(self) -> float:
+        """The largest singular value of all."""
+        return float(self.values.max())
+
+    def excess(self, max_norm: float) -> Tensor:
+        """What lies above a bound: the sum of `(s - max_norm) u v^H` over the values above it."""
+        return self._excess(self._matrices, max_norm)
+
+    def clipped(self, max_norm: float) -> Tensor:
+        """The nearest matrices of norm at most `max_norm`; what lies below is not touched."""
+        matrices = self._matrices
+        # Where nearly everything is taken away, what is left needs the longer arithmetic.
+        if self._is_exact and self.norm > 100 * max_norm:
+            matrices = wide(matrices)
+        left = matrices - self._excess(matrices, max_norm)
+        return left.to(self._matrices.device, self._matrices.dtype)
+
+    def _excess(self, matrices: Tensor, max_norm: float) -> Tensor:
+        share = (1 - max_norm / self.values).clamp_min(0)  # of a value that is zero: -inf
+        first = self.values.shape[-1] - int((share > 0).sum(-1).max())
+        vectors = sent(self.vectors[..., first:], matrices.device, matrices.dtype)
+        scaled = vectors * sent(share[..., None, first:], matrices.device, matrices.real.dtype)
+        if self.is_wide:
+            return scaled @ (vectors.mH @ matrices)
+        return (matrices @ scaled) @ vectors.mH
+
+
+def smaller_gram(matrices: Tensor) -> Tensor:
+    """The Gram matrix of the smaller side."""
+    if matrices.shape[-2] < matrices.shape[-1]:
+        return matrices @ matrices.mH
+    return matrices.mH @ matrices

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from spectralclip._bounds import slack
 from spectralclip._common import Shape, explained
-from spectralclip._linalg import wide
+from spectralclip._linalg import pulled_back, wide
 from spectralclip._lipschitz.state import as_in_evaluation
 from spectralclip._models import (
     ExampleInputs,
@@ -231,24 +231,20 @@ class _Point:
         if first:
             with torch.enable_grad():
                 u = torch.zeros_like(output, requires_grad=True)
-                gradients = torch.autograd.grad(
-                    output, inputs, u, create_graph=True, materialize_grads=True
-                )
+                gradients = pulled_back(output, inputs, u, create=True)
                 self._twice = u, _flat(list(gradients))
         assert isinstance(self._twice, tuple)
         u, back = self._twice
         if first:
             self._require_transpose(u, back)
-        (image,) = torch.autograd.grad(
-            back, u, row.to(back), retain_graph=True, materialize_grads=True
-        )
+        (image,) = pulled_back(back, [u], row.to(back))
         return image.to(row)
 
     def _require_transpose(self, u: Tensor, back: Tensor) -> None:
         """Raise unless the second derivative is there; one that is cut off counts as zero."""
         generator = torch.Generator("cpu").manual_seed(0)
         y, x = (torch.randn(t.shape, generator=generator, device="cpu").to(t) for t in (u, back))
-        (image,) = torch.autograd.grad(back, u, x, retain_graph=True, materialize_grads=True)
+        (image,) = pulled_back(back, [u], x)
         pulled = self.adjoint(y)
         size = image.norm() * y.norm() + pulled.norm() * x.norm()
         if bool((torch.dot(image, y) - torch.dot(pulled, x)).abs() > _NOISE * size):
@@ -259,9 +255,7 @@ class _Point:
         inputs, output = self._recorded()
         if not output.requires_grad:
             return torch.zeros_like(_flat(inputs)).to(row)
-        gradients = torch.autograd.grad(
-            output, inputs, row.to(output), retain_graph=True, materialize_grads=True
-        )
+        gradients = pulled_back(output, inputs, row.to(output))
         return _flat(list(gradients)).to(row)
 
     def _recorded(self) -> tuple[list[Tensor], Tensor]:

@@ -12,6 +12,7 @@ from spectralclip._linalg import wide
 from spectralclip._lipschitz.chain_norms import Norms
 from spectralclip._lipschitz.flow import Flow, Node
 from spectralclip._lipschitz.rules import Rule, by_factor, only
+from spectralclip._operators import batch_norm_scale
 
 
 def norm_factor(node: Node, source: Shape) -> float:
@@ -54,8 +55,9 @@ def batch_norm(node: Node, flow: Flow, norms: Norms) -> Rule:
     variance = node.argument("running_var")
     if node.argument("training", False) or not isinstance(variance, Tensor):
         return by_factor(statistics_factor)(node, flow, norms)
-    scale, weight = torch.rsqrt(wide(variance) + eps_of(node)), node.argument("weight")
-    scale = scale if weight is None else scale * wide(weight)
+    weight = node.argument("weight")
+    gamma = None if weight is None else wide(weight)
+    scale = batch_norm_scale(wide(variance), eps_of(node), gamma)
     factor = float(scale.abs().max()) if scale.numel() else 0.0
     if not math.isfinite(factor):
         return Rule(reason="its running variance and eps leave nothing to divide by")

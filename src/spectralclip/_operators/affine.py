@@ -9,18 +9,21 @@ buffer and no training flag of the layer changes.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from spectralclip._common import as_shape, explained
-from spectralclip._linalg import full_precision, has_float64, sent
+from spectralclip._common import Shape, as_shape
+from spectralclip._linalg import has_float64, sent
+from spectralclip._operators.contexts import evaluation_mode, unchanged_rng
+from spectralclip._operators.module_types import describe
 
 Layer: TypeAlias = nn.Module | Callable[[Tensor], Tensor] | Sequence[Any]
 """A module, an affine callable on batches, or a sequence of them (their composition)."""
@@ -30,62 +33,6 @@ HALF_PRECISION = (torch.float16, torch.bfloat16)
 
 class NotAffineError(ValueError):
     """The layer's output is not an affine function of its input."""
-
-
-def describe(layer: object) -> str:
-    """A short name for error messages: the module's own one-line form, or its type."""
-    if isinstance(layer, nn.Module):
-        text = " ".join(repr(layer).split())
-        return text if len(text) <= 100 else f"{type(layer).__name__}(...)"
-    if isinstance(layer, Sequence) and not isinstance(layer, str):
-        return "[" + ", ".join(describe(part) for part in layer) + "]"
-    return getattr(layer, "__name__", None) or type(layer).__name__
-
-
-@contextmanager
-def evaluation_mode(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Switch modules to evaluation for the block, flag by flag, and back.
-
-    `Module.eval()` is not called: it is often overridden, and its inverse is not known.
-    """
-    training = [part for module in modules for part in module.modules() if part.training]
-    for part in training:
-        part.training = False
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True
-
-
-@contextmanager
-def plain_numerics() -> Iterator[None]:
-    """Full precision, and autograd at hand, whatever the caller has switched on around us.
-
-    All that the library computes for a caller is computed in here: so this is also where faults of
-    the machine are told from those of a layer.
-    """
-    with ExitStack() as stack:
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(False))
-        for device in ("cpu", "cuda", "mps", "xpu"):
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        stack.enter_context(full_precision())
-        try:
-            yield
-        except Exception as error:
-            fault = explained(error)
-            if fault is None or fault is error:
-                raise
-            raise fault from error
-
-
-@contextmanager
-def unchanged_rng(device: torch.device) -> Iterator[None]:
-    """Put torch's global random state back, should a layer have drawn from it."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
 
 
 @final
@@ -167,11 +114,8 @@ class AffineFunction:
         values: Detached parameters and buffers by name, in the dtype of the computation.
         in_shape: Shape of one input.
         out_shape: Shape of one output.
-        at_zero: `f(0) = b`, of shape `(1, *out_shape)`.
         shapes: Shapes between the stages: `in_shape`, ..., `out_shape`.
-        magnitude: The largest entry of `M x` for a random unit vector x.
-        gain: A power of two. `f(x) - f(0)` loses what `f(0)` is larger than it is; evaluated
-            at `gain * x` the linear part outweighs the offset.
+        is_checked: Whether the layer's backward pass is known to fit its forward pass.
     """
 
     def __init__(
@@ -182,31 +126,95 @@ class AffineFunction:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        self.name = describe(layer)
+        self.name, self.is_checked = describe(layer), False
+        self._origin: AffineFunction | None = None
         self.in_shape = input_shape(layer, in_shape)
-        self.parameters: dict[str, Tensor] = {}
-        tensors: dict[str, Tensor] = {}
-        names_by_identity: dict[int, str] = {}
+        known: dict[int, tuple[str, Tensor]] = {}  # with the tensors, so that no id comes again
         stages = []
         for name, part in _flatten(layer):
             bindings = {}
-            if isinstance(part, nn.Module):
-                for kind, own, tensor in _named_tensors(part):
-                    whole = f"{name}.{own}" if name else own
-                    whole = names_by_identity.setdefault(id(tensor), whole)
-                    bindings[own] = whole
-                    tensors[whole] = tensor
-                    if kind == "parameter":
-                        self.parameters[whole] = tensor
+            for own, tensor in _named_tensors(part):
+                whole = f"{name}.{own}" if name else own
+                bindings[own] = known.setdefault(id(tensor), (whole, tensor))[0]
             stages.append(Stage(name, part, bindings))
         if not stages:
             raise ValueError("An empty sequence has no spectrum: give at least one layer.")
         self.stages: tuple[Stage, ...] = tuple(stages)
         self._modules = [s.layer for s in stages if isinstance(s.layer, nn.Module)]
+        tensors = self._tensors()
+        self.parameters: dict[str, Tensor] = {
+            stage.parameters[own]: tensors[stage.parameters[own]]
+            for stage in stages
+            if isinstance(stage.layer, nn.Module)
+            for own, _ in stage.layer.named_parameters(remove_duplicate=False)
+        }
         _check_tensors(self.name, self.parameters, tensors)
         self.dtype, self.device = _computation(self.parameters, tensors, dtype, device)
-        # Buffers are copied, since a forward pass may write into them.
-        self.values = {
+        self.values = self._detached(tensors)
+        with torch.no_grad(), unchanged_rng(self.device):
+            self.shapes = self._trace()
+        self.out_shape = self.shapes[-1]
+
+    def __call__(
+        self,
+        x: Tensor,
+        values: Mapping[str, Tensor] | None = None,
+        stages: slice = slice(None),
+    ) -> Tensor:
+        """`f(x)` on a batch; with other parameter values, or of some stages, where given."""
+        merged = self.values if values is None else {**self.values, **values}
+        with evaluation_mode(self._modules):
+            for stage in self.stages[stages]:
+                x = stage(merged, x)
+        return x
+
+    def linear_part(self, x: Tensor, values: Mapping[str, Tensor] | None = None) -> Tensor:
+        """`M x` on a batch, as `(f(gain x) - f(0)) / gain`; with other values where given."""
+        offset = self(self.zeros(1), values)
+        return (self(self.gain * x, values) - offset) / self.gain
+
+    def with_values(self, values: Mapping[str, Tensor]) -> AffineFunction:
+        """The function with other parameter or buffer values, evaluated at the same gain."""
+        moved = copy.copy(self)
+        moved.values, moved.is_checked = {**self.values, **values}, True
+        moved._origin = self._origin or self
+        return moved
+
+    def now(self) -> AffineFunction:
+        """The function with the parameters and buffers that the layer has now."""
+        tensors = self._tensors()
+        moved = self.with_values(self._detached(tensors))
+        moved.parameters = {name: tensors[name] for name in self.parameters}
+        return moved
+
+    def zeros(self, rows: int) -> Tensor:
+        """A batch of zero inputs."""
+        return torch.zeros(rows, *self.in_shape, dtype=self.dtype, device=self.device)
+
+    @property
+    def magnitude(self) -> float:
+        """The largest entry of `M x` for a random unit vector x."""
+        return (self._origin or self)._weight[0]
+
+    @property
+    def gain(self) -> float:
+        """A power of two. Evaluated at `gain * x`, the linear part outweighs the offset `f(0)`.
+
+        `f(x) - f(0)` would lose as many digits as `f(0)` is larger than it is.
+        """
+        return (self._origin or self)._weight[1]
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The parameters and buffers as the modules hold them now, by name."""
+        return {
+            stage.parameters[own]: tensor
+            for stage in self.stages
+            for own, tensor in _named_tensors(stage.layer)
+        }
+
+    def _detached(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """In the dtype of the computation; buffers copied, since a forward pass may write there."""
+        return {
             name: sent(
                 tensor.detach(),
                 self.device,
@@ -215,37 +223,9 @@ class AffineFunction:
             )
             for name, tensor in tensors.items()
         }
-        with torch.no_grad(), unchanged_rng(self.device):
-            self.shapes, self.at_zero = self._trace()
-            self.out_shape = self.shapes[-1]
-            self.magnitude, self.gain = self._weigh()
 
-    def __call__(self, x: Tensor, values: Mapping[str, Tensor] | None = None) -> Tensor:
-        """`f(x)` on a batch; with other parameter values where some are given."""
-        merged = self.values if values is None else {**self.values, **values}
-        with evaluation_mode(self._modules):
-            for stage in self.stages:
-                x = stage(merged, x)
-        return x
-
-    def part(self, start: int, stop: int, x: Tensor) -> Tensor:
-        """The stages from `start` up to `stop` alone."""
-        with evaluation_mode(self._modules):
-            for stage in self.stages[start:stop]:
-                x = stage(self.values, x)
-        return x
-
-    def live_values(self) -> dict[str, Tensor]:
-        """The layer's own parameters in the dtype of the computation, attached to autograd."""
-        own = self.parameters.items()
-        return {name: sent(tensor, self.device, self.dtype) for name, tensor in own}
-
-    def zeros(self, rows: int) -> Tensor:
-        """A batch of zero inputs."""
-        return torch.zeros(rows, *self.in_shape, dtype=self.dtype, device=self.device)
-
-    def _trace(self) -> tuple[tuple[tuple[int, ...], ...], Tensor]:
-        """The shapes between the stages, and `f(0)`."""
+    def _trace(self) -> tuple[Shape, ...]:
+        """The shapes between the stages."""
         x, shapes = self.zeros(1), [self.in_shape]
         with evaluation_mode(self._modules):
             for stage in self.stages:
@@ -260,40 +240,27 @@ class AffineFunction:
                         f"{place} cannot be applied to an input of shape {shapes[-1]}: {error} "
                         "(in_shape is the shape of one input, without the batch dimension)."
                     ) from error
-                if not isinstance(x, Tensor) or x.ndim == 0 or x.shape[0] != 1:
-                    got = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-                    raise ValueError(
-                        f"{describe(stage.layer)} must map a batch of k inputs to a tensor with "
-                        f"k outputs; from a batch of one it made {got}."
-                    )
-                if not x.is_floating_point():
-                    raise ValueError(
-                        f"{describe(stage.layer)} makes an output of dtype {x.dtype}, expected a "
-                        "real floating-point one."
-                    )
-                if x.numel() == 0:
-                    raise ValueError(
-                        f"{describe(stage.layer)} makes an empty output of shape "
-                        f"{tuple(x.shape[1:])} from in_shape {shapes[-1]}: give a larger input."
-                    )
+                _check_output(stage.layer, shapes[-1], x)
                 shapes.append(tuple(x.shape[1:]))
-        return tuple(shapes), x
+        return tuple(shapes)
 
-    def _weigh(self) -> tuple[float, float]:
-        """Magnitude of the linear part, and the gain at which it outweighs the offset."""
+    @cached_property
+    def _weight(self) -> tuple[float, float]:
         generator = torch.Generator("cpu").manual_seed(0)
         x = torch.randn(1, *self.in_shape, generator=generator, device="cpu")
         x = (x / x.norm()).to(self.device, self.dtype)
-        offset = float(self.at_zero.abs().max())
-        for power in (0, 20, 40, 60, 80, 100, 120):
-            gain = 2.0**power
-            linear = float((self(gain * x) - self.at_zero).abs().max()) / gain
-            if offset == 0 or 0 < offset < linear * gain < math.inf:
-                return linear, max(1.0, gain)
+        with torch.no_grad(), unchanged_rng(self.device):
+            at_zero = self(self.zeros(1))
+            offset = float(at_zero.abs().max())
+            for power in (0, 20, 40, 60, 80, 100, 120):
+                gain = 2.0**power
+                linear = float((self(gain * x) - at_zero).abs().max()) / gain
+                if offset == 0 or 0 < offset < linear * gain < math.inf:
+                    return linear, gain
         return 0.0, 1.0
 
 
-def _check_rank(layer: object, shape: tuple[int, ...]) -> None:
+def _check_rank(layer: object, shape: Shape) -> None:
     """Torch would take a batch without a channel axis for a single input with one."""
     axes = getattr(layer, "kernel_size", None)
     if isinstance(layer, nn.modules.conv._ConvNd) and axes and len(shape) != len(axes) + 1:
@@ -303,14 +270,34 @@ def _check_rank(layer: object, shape: tuple[int, ...]) -> None:
         )
 
 
-def _named_tensors(module: nn.Module) -> Iterator[tuple[str, str, Tensor]]:
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        yield "parameter", name, parameter
-    for name, buffer in module.named_buffers(remove_duplicate=False):
-        yield "buffer", name, buffer
+def _check_output(layer: object, in_shape: Shape, x: object) -> None:
+    """Raise unless a batch of one has become a batch of one, real and not empty."""
+    if not isinstance(x, Tensor) or x.ndim == 0 or x.shape[0] != 1:
+        got = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(
+            f"{describe(layer)} must map a batch of k inputs to a tensor with k outputs; from a "
+            f"batch of one it made {got}."
+        )
+    if not x.is_floating_point():
+        raise ValueError(
+            f"{describe(layer)} makes an output of dtype {x.dtype}, expected a real "
+            "floating-point one."
+        )
+    if x.numel() == 0:
+        raise ValueError(
+            f"{describe(layer)} makes an empty output of shape {tuple(x.shape[1:])} from in_shape "
+            f"{in_shape}: give a larger input."
+        )
 
 
-def input_shape(layer: Layer, in_shape: Sequence[int] | int | None) -> tuple[int, ...]:
+def _named_tensors(layer: object) -> Iterator[tuple[str, Tensor]]:
+    """The parameters and buffers of a module, each under all of its names."""
+    if isinstance(layer, nn.Module):
+        yield from layer.named_parameters(remove_duplicate=False)
+        yield from layer.named_buffers(remove_duplicate=False)
+
+
+def input_shape(layer: Layer, in_shape: Sequence[int] | int | None) -> Shape:
     """The shape of one input, checked; where it is None, as the layer itself knows it."""
     name = describe(layer)
     if in_shape is None:
@@ -337,7 +324,7 @@ def input_shape(layer: Layer, in_shape: Sequence[int] | int | None) -> tuple[int
     return shape
 
 
-def known_shape(layer: Layer) -> tuple[int, ...] | None:
+def known_shape(layer: Layer) -> Shape | None:
     """The shape of one input where the layer, or the first of a composition, fixes it.
 
     A dense layer takes vectors of one length, and an embedding one-hot vectors. (Both work at
@@ -354,6 +341,7 @@ def known_shape(layer: Layer) -> tuple[int, ...] | None:
 def _check_tensors(
     name: str, parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
 ) -> None:
+    """Raise unless all have values, are dense and finite, and parameters real."""
     for key, tensor in tensors.items():
         if is_lazy(tensor):
             raise ValueError(
@@ -369,13 +357,11 @@ def _check_tensors(
                 f"{key!r} of {name} is a sparse tensor ({tensor.layout}), expected a dense one: "
                 "convert it by .to_dense() first."
             )
-    for key, tensor in parameters.items():
-        if not tensor.is_floating_point():
+        if key in parameters and not tensor.is_floating_point():
             raise TypeError(
                 f"{key!r} of {name} has dtype {tensor.dtype}, expected a real floating-point one: "
                 "convert or dequantize the weights first."
             )
-    for key, tensor in tensors.items():
         wide = tensor.float() if tensor.element_size() < 2 else tensor
         if tensor.is_floating_point() and not bool(torch.isfinite(wide).all()):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Layers that fall apart into small matrices, and their whole spectra.
+"""Layers that are block diagonal, and their whole spectra.
 
 Orthogonal changes of basis on both sides turn some layers into many small independent blocks:
 a dense layer is one block, used once for each leading position; a convolution whose windows
@@ -21,7 +21,7 @@ from torch import Tensor
 from spectralclip._linalg import alias_frequencies, decomposable, folded_frequencies, symbols, wide
 
 if TYPE_CHECKING:  # maps know their blocks, and not the other way round
-    from spectralclip._operators.maps import ConvMap, Layout, LinearMap
+    from spectralclip._operators.maps import ConvMap, LinearMap
 
 
 class BlockForm(ABC):
@@ -71,6 +71,10 @@ class ListedBlocks(BlockForm):
         """Flat input rows that a block's right singular vector stands for, at most some."""
 
     @final
+    def values(self) -> Tensor:
+        return block_values(self.blocks, self.copies.shape[0], self.block_shape)
+
+    @final
     def leading_rows(self, k: int) -> Tensor:
         """Decompose those blocks that hold a leading value."""
         values = self.values()
@@ -95,10 +99,11 @@ class ListedBlocks(BlockForm):
 def block_values(blocks: Callable[[slice], Tensor], count: int, shape: tuple[int, int]) -> Tensor:
     """Singular values of many small matrices.
 
-    For flat matrices the eigenvalues of the smaller Gram matrix in float64 are much cheaper
-    than an SVD, and good down to 1e-8 of the largest value. Otherwise it is an SVD. LAPACK
+    For flat or large matrices the eigenvalues of the smaller Gram matrix in float64 are much
+    cheaper than an SVD, and good down to 1e-8 of the largest value. Otherwise it is an SVD. LAPACK
     takes one matrix at a time on one core: chunks of them are spread over threads.
     """
+    by_gram = 3 * min(shape) <= max(shape) or min(shape) > 256
     workers = max(1, min(torch.get_num_threads(), count))
     chunk = max(1, math.ceil(count / (4 * workers)))
     slices = [slice(start, min(start + chunk, count)) for start in range(0, count, chunk)]
@@ -109,7 +114,7 @@ def block_values(blocks: Callable[[slice], Tensor], count: int, shape: tuple[int
             lengths: Tensor = matrices.flatten(1).norm(dim=1, keepdim=True)
             return lengths
         double = matrices.dtype in (torch.float64, torch.complex128)
-        if 3 * min(shape) <= max(shape) and not double:
+        if by_gram and not double:
             return _gram_values(matrices)
         values: Tensor = torch.linalg.svdvals(matrices)
         return values
@@ -134,95 +139,38 @@ def _gram_values(matrices: Tensor) -> Tensor:
 
 
 @final
-class DenseBlocks(ListedBlocks):
-    """One matrix, at each position of the leading axes."""
+class RepeatedBlocks(ListedBlocks):
+    """A map whose weight is one matrix a group, each used at every position."""
 
-    def __init__(self, weight: Tensor, positions: int) -> None:
-        self._weight = decomposable(weight)
-        self.copies = torch.tensor([positions], device="cpu")
-        self.block_shape = (weight.shape[0], weight.shape[1])
-        self.application_work = float(weight.numel() * positions)
-
-    def blocks(self, index: slice | Tensor) -> Tensor:
-        return self._weight[None]
-
-    def values(self) -> Tensor:
-        if min(self.block_shape) > 256 and self._weight.dtype == torch.float32:
-            return _gram_values(self._weight[None])
-        return block_values(self.blocks, 1, self.block_shape)
-
-    def right_rows(self, block: int, vector: Tensor, most: int) -> Tensor:
-        count = min(int(self.copies), most)
-        rows = vector.new_zeros(count, int(self.copies), vector.shape[0])
-        rows[torch.arange(count, device="cpu"), torch.arange(count, device="cpu")] = vector
-        return rows.reshape(count, -1)
-
-
-@final
-class DiagonalBlocks(ListedBlocks):
-    """One number for each channel, at each position."""
-
-    def __init__(self, factors: Tensor, layout: Layout) -> None:
-        self._factors, self._layout = decomposable(factors), layout
-        positions = math.prod(layout.shape[1:])
-        self.copies = torch.full(factors.shape, positions, device="cpu")
-        self.block_shape = (1, 1)
-        self.application_work = float(layout.size)
-
-    def blocks(self, index: slice | Tensor) -> Tensor:
-        return self._factors[index][:, None, None]
-
-    def values(self) -> Tensor:
-        return self._factors.abs()[:, None]
-
-    def right_rows(self, block: int, vector: Tensor, most: int) -> Tensor:
-        count = min(int(self.copies[block]), most)
-        tensor = vector.new_zeros(count, self._layout.shape[0], int(self.copies[block]))
-        tensor[torch.arange(count, device="cpu"), block, torch.arange(count, device="cpu")] = 1.0
-        return self._layout.to_rows(tensor.reshape(count, *self._layout.shape))
-
-
-@final
-class WindowBlocks(ListedBlocks):
-    """A convolution whose windows do not overlap: the same matrix in each window."""
-
-    def __init__(self, map_: ConvMap) -> None:
-        self._geometry, self._layout = map_.geometry, map_.source
-        groups = map_.geometry.groups
-        self._kernel = tuple(map_.weight.shape[2:])
-        self._windows = map_.target.shape[1:]
-        weight = decomposable(map_.weight)
-        self._matrices = weight.reshape(groups, weight.shape[0] // groups, -1)
-        self.copies = torch.full((groups,), math.prod(self._windows), device="cpu")
+    def __init__(self, map_: LinearMap, groups: int, positions: int) -> None:
+        assert map_.weight is not None
+        self._map = map_
+        self._matrices = decomposable(map_.weight).reshape(
+            groups, map_.weight.shape[0] // groups, -1
+        )
+        self.copies = torch.full((groups,), positions, device="cpu")
         self.block_shape = (self._matrices.shape[1], self._matrices.shape[2])
-        self.application_work = map_.work
-
-    def values(self) -> Tensor:
-        return block_values(self.blocks, self.copies.shape[0], self.block_shape)
+        self.application_work = float(map_.weight.numel() * positions)
 
     def blocks(self, index: slice | Tensor) -> Tensor:
         return self._matrices[index]
 
     def right_rows(self, block: int, vector: Tensor, most: int) -> Tensor:
-        count = min(int(self.copies[block]), most)
-        channels = self._layout.shape[0] // self._geometry.groups
-        patch = vector.reshape(channels, *self._kernel)
-        tensor = vector.new_zeros(count, *self._layout.shape)
-        for copy in range(count):
-            window = torch.unravel_index(torch.tensor(copy, device="cpu"), self._windows)
-            taps = [
-                int(place) * stride + torch.arange(k, device="cpu") * d
-                for place, stride, k, d in zip(
-                    window,
-                    self._geometry.stride,
-                    self._kernel,
-                    self._geometry.dilation,
-                    strict=True,
-                )
-            ]
-            own = torch.arange(block * channels, (block + 1) * channels, device="cpu")
-            tensor[copy][torch.meshgrid(own, *taps, indexing="ij")] = patch
-        return self._layout.to_rows(tensor)
+        """The transposed map, with the vector as its weight, applied to a one at each position."""
+        weight, target = self._map.weight, self._map.target
+        assert weight is not None
+        channel, count = block * self.block_shape[0], min(int(self.copies[block]), most)
+        only = torch.zeros_like(weight)
+        only[channel] = vector.to(weight).reshape(weight[0].shape)
+        ones = weight.new_zeros(count, target.shape[0], target.size // target.shape[0])
+        places = torch.arange(count, device=weight.device)
+        if self._map.channel_axis:
+            ones = ones.reshape(count, -1, target.shape[-1])
+            ones[places, places, channel] = 1.0
+        else:
+            ones[places, channel, places] = 1.0
+        rows = target.to_rows(ones.reshape(count, *target.shape))
+        return self._map.with_weight(only).adjoint(rows)
 
 
 @final
@@ -241,9 +189,6 @@ class CircularBlocks(ListedBlocks):
         self.copies = counts.repeat(groups)
         self.block_shape = (c_out, c_in * math.prod(geometry.stride))
         self.application_work = map_.work
-
-    def values(self) -> Tensor:
-        return block_values(self.blocks, self.copies.shape[0], self.block_shape)
 
     def blocks(self, index: slice | Tensor) -> Tensor:
         chosen = torch.arange(self.copies.shape[0], device="cpu")[index]

@@ -7,18 +7,20 @@ after or before a convolution only scales its weight.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as module_hooks
 from torch.nn.utils.parametrize import is_parametrized
 
 from spectralclip._common import Shape
 from spectralclip._linalg import sent
-from spectralclip._operators.affine import AffineFunction, Stage, describe, evaluation_mode
+from spectralclip._operators.affine import AffineFunction
+from spectralclip._operators.contexts import evaluation_mode
 from spectralclip._operators.maps import (
     AutogradMap,
     ConvGeometry,
@@ -29,74 +31,70 @@ from spectralclip._operators.maps import (
     LinearMap,
     TransposedMap,
 )
-
-_CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
-KNOWN_AFFINE = (
-    *(nn.Linear, nn.Embedding, nn.Identity, nn.Flatten, nn.Unflatten),
-    *(_CONVS + _TRANSPOSED + _BATCH_NORMS + _DROPOUTS),
-    *(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.PixelShuffle, nn.PixelUnshuffle),
+from spectralclip._operators.module_types import (
+    BATCH_NORMS,
+    CONVS,
+    DROPOUTS,
+    TRANSPOSED,
+    batch_norm_scale,
+    describe,
+    is_plain,
 )
 
 
-def is_plain(layer: Any, *types: type[nn.Module]) -> bool:
-    """Whether a module is of such a type and computes just what the type does.
+@final
+@dataclass(frozen=True)
+class _Site:
+    """Where a layer stands: the shapes on both sides, and the order of memory that it gets."""
 
-    Subclasses count while they keep the type's `forward` (as parametrized modules do); hooks
-    may change anything, so a module that carries some does not count.
-    """
-    if not isinstance(layer, types) or isinstance(layer, torch.jit.ScriptModule):
-        return False
-    hooked = layer._forward_hooks or layer._forward_pre_hooks
-    hooked_globally = module_hooks._global_forward_hooks or module_hooks._global_forward_pre_hooks
-    if hooked or hooked_globally or "forward" in vars(layer):
-        return False
-    cls = type(layer)
-    return any(
-        cls.forward is base.forward
-        and getattr(cls, "_conv_forward", None) is getattr(base, "_conv_forward", None)
-        for base in types
-        if isinstance(layer, base)
-    )
+    function: AffineFunction
+    source: Shape
+    target: Shape
+    channels_last: bool
 
-
-def known_affine(stage: Stage) -> bool:
-    """Whether a stage is affine by its type, so that no test at random points is needed."""
-    layer = stage.layer
-    if is_plain(layer, *_BATCH_NORMS):
-        return layer.running_mean is not None  # type: ignore[union-attr]
-    return is_plain(layer, *KNOWN_AFFINE)
+    def weight(self, layer: Any) -> Tensor:
+        """The weight as the layer uses it: parametrizations are evaluated, once."""
+        with torch.no_grad(), evaluation_mode([layer]):
+            weight: Tensor = layer.weight
+            return sent(weight.detach(), self.function.device, self.function.dtype)
 
 
 def build_maps(function: AffineFunction) -> list[LinearMap]:
     """The maps of a function's stages: explicit ones where there are, merged where possible."""
     maps: list[LinearMap] = []
-    pending = 0  # where a run of stages without an explicit map began
-    for index, stage in enumerate(function.stages):
-        hint = maps[-1].target.channels_last if maps and pending == index else False
-        explicit = _explicit_map(function, index, stage, hint)
-        if explicit is None:
-            continue
-        if pending < index:
-            maps.append(AutogradMap(function, pending, index))
-        maps.append(explicit)
-        pending = index + 1
-    if pending < len(function.stages):
-        maps.append(AutogradMap(function, pending, len(function.stages)))
+    runs = itertools.groupby(enumerate(_stage_maps(function)), lambda pair: pair[1] is None)
+    for has_none, run in runs:
+        places, explicit = zip(*run, strict=True)
+        if has_none:
+            maps.append(AutogradMap(function, places[0], places[-1] + 1))
+        else:
+            maps.extend(explicit)
     return merge(maps)
 
 
 def explicit_maps(function: AffineFunction) -> list[LinearMap] | None:
     """One explicit map for each stage, unmerged; None where a stage has none."""
-    maps: list[LinearMap] = []
+    maps = [map_ for map_ in _stage_maps(function) if map_ is not None]
+    return maps if len(maps) == len(function.stages) else None
+
+
+def _stage_maps(function: AffineFunction) -> list[LinearMap | None]:
+    """The explicit map of each stage, for the weights that the layer has now."""
+    maps: list[LinearMap | None] = []
     for index, stage in enumerate(function.stages):
-        hint = maps[-1].target.channels_last if maps else False
-        explicit = _explicit_map(function, index, stage, hint)
-        if explicit is None:
-            return None
-        maps.append(explicit)
+        layer: Any = stage.layer
+        before = maps[-1] if maps else None
+        site = _Site(
+            function,
+            function.shapes[index],
+            function.shapes[index + 1],
+            before is not None and before.target.channels_last,
+        )
+        make = next((make for types, make in _EXPLICIT if is_plain(layer, *types)), None)
+        if make is None or _computes_weight_in_half(function, layer):
+            maps.append(None)
+        else:
+            maps.append(make(site, layer))
     return maps
 
 
@@ -122,28 +120,6 @@ def _merged_pair(first: LinearMap, second: LinearMap) -> LinearMap | None:
     return None
 
 
-def _explicit_map(
-    function: AffineFunction, index: int, stage: Stage, channels_last_hint: bool
-) -> LinearMap | None:
-    layer: Any = stage.layer
-    if _computes_weight_in_half(function, layer):
-        return None
-    source, target = function.shapes[index], function.shapes[index + 1]
-    if is_plain(layer, nn.Linear):
-        return DenseMap(_weight(function, layer), source[:-1])
-    if is_plain(layer, nn.Embedding) and layer.max_norm is None:
-        return DenseMap(_weight(function, layer).T.contiguous(), source[:-1])
-    if is_plain(layer, *_CONVS):
-        return _conv_map(function, layer, source)
-    if is_plain(layer, *_TRANSPOSED):
-        return _conv_transpose_map(function, layer, source, target)
-    if is_plain(layer, *_BATCH_NORMS) and layer.running_var is not None:
-        return DiagonalMap(_batch_norm_factors(function, layer), source, channels_last_hint)
-    if is_plain(layer, nn.Identity, nn.Flatten, nn.Unflatten, *_DROPOUTS):
-        return IdentityMap(source, target, channels_last_hint)
-    return None
-
-
 def _computes_weight_in_half(function: AffineFunction, layer: Any) -> bool:
     """A parametrization in half precision: the general path evaluates it in the full one."""
     return (
@@ -153,23 +129,33 @@ def _computes_weight_in_half(function: AffineFunction, layer: Any) -> bool:
     )
 
 
-def _weight(function: AffineFunction, layer: Any) -> Tensor:
-    """The weight as the layer uses it: parametrizations are evaluated, once."""
-    with torch.no_grad(), evaluation_mode([layer]):
-        weight: Tensor = layer.weight
-        return sent(weight.detach(), function.device, function.dtype)
+def _linear(site: _Site, layer: Any) -> LinearMap:
+    return DenseMap(site.weight(layer), site.source[:-1])
 
 
-def _batch_norm_factors(function: AffineFunction, layer: Any) -> Tensor:
-    factors: Tensor = torch.rsqrt(
-        sent(layer.running_var, function.device, function.dtype) + layer.eps
-    )
+def _embedding(site: _Site, layer: Any) -> LinearMap | None:
+    if layer.max_norm is not None:
+        return None
+    return DenseMap(site.weight(layer).T.contiguous(), site.source[:-1])
+
+
+def _identity(site: _Site, layer: Any) -> LinearMap:
+    return IdentityMap(site.source, site.target, site.channels_last)
+
+
+def _batch_norm(site: _Site, layer: Any) -> LinearMap | None:
+    if layer.running_var is None:
+        return None
+    variance = sent(layer.running_var, site.function.device, site.function.dtype)
+    factors = batch_norm_scale(variance, layer.eps)
     if not bool(torch.isfinite(factors).all()):
         raise ValueError(
             f"{describe(layer)} has a running variance that is not positive, so that its scale is "
             "NaN or infinite. Restore its running statistics."
         )
-    return factors * _weight(function, layer) if layer.weight is not None else factors
+    if layer.weight is not None:
+        factors = factors * site.weight(layer)
+    return DiagonalMap(factors, site.source, site.channels_last)
 
 
 def _likes_channels_last(weight: Tensor, in_shape: Shape) -> bool:
@@ -179,8 +165,8 @@ def _likes_channels_last(weight: Tensor, in_shape: Shape) -> bool:
     return measured and math.prod(in_shape[1:]) >= 64
 
 
-def _conv_map(function: AffineFunction, layer: Any, in_shape: Shape) -> ConvMap | None:
-    weight = _weight(function, layer)
+def _conv(site: _Site, layer: Any) -> LinearMap | None:
+    weight, in_shape = site.weight(layer), site.source
     axes = weight.ndim - 2
     if len(in_shape) != axes + 1:
         return None
@@ -198,14 +184,23 @@ def _conv_map(function: AffineFunction, layer: Any, in_shape: Shape) -> ConvMap 
     return ConvMap(weight, geometry, in_shape, channels_last=_likes_channels_last(weight, in_shape))
 
 
-def _conv_transpose_map(
-    function: AffineFunction, layer: Any, in_shape: Shape, out_shape: Shape
-) -> LinearMap | None:
+def _conv_transpose(site: _Site, layer: Any) -> LinearMap | None:
     """A transposed convolution is the transpose of the convolution with the same weight."""
-    weight = _weight(function, layer)
-    padding = tuple(layer.padding)
+    weight, padding = site.weight(layer), tuple(layer.padding)
     geometry = ConvGeometry(layer.stride, layer.dilation, padding, padding, layer.groups)
-    channels_last = _likes_channels_last(weight, out_shape)
-    conv = ConvMap(weight, geometry, out_shape, channels_last=channels_last)
+    channels_last = _likes_channels_last(weight, site.target)
+    conv = ConvMap(weight, geometry, site.target, channels_last=channels_last)
     # With an output padding of a stride or more the convolution would see one window too many.
-    return TransposedMap(conv) if conv.target.shape == in_shape else None
+    return TransposedMap(conv) if conv.target.shape == site.source else None
+
+
+# The layers with a map of their own. A new shortcut is a map class, a maker and a line here.
+_EXPLICIT: tuple[tuple[tuple[type[nn.Module], ...], Callable[[_Site, Any], LinearMap | None]], ...]
+_EXPLICIT = (
+    ((nn.Linear,), _linear),
+    ((nn.Embedding,), _embedding),
+    (CONVS, _conv),
+    (TRANSPOSED, _conv_transpose),
+    (BATCH_NORMS, _batch_norm),
+    ((nn.Identity, nn.Flatten, nn.Unflatten, *DROPOUTS), _identity),
+)

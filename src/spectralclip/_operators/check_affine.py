@@ -8,14 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spectralclip._operators.affine import (
-    AffineFunction,
-    Layer,
-    NotAffineError,
-    describe,
-    plain_numerics,
-    unchanged_rng,
-)
+from spectralclip._operators.affine import AffineFunction, Layer, NotAffineError
+from spectralclip._operators.contexts import plain_numerics, unchanged_rng
+from spectralclip._operators.module_types import describe
 
 
 def check_affine(
@@ -73,6 +68,41 @@ def require_affine(function: AffineFunction) -> None:
             "mixes the entries of a batch, or is random. If it calls batch norm or dropout, pass "
             "the modules themselves, or put them in evaluation mode first."
         )
+
+
+def is_linear_in(
+    function: AffineFunction, names: Sequence[str], *, homogeneous: bool = False
+) -> bool:
+    """Whether `M(W)` is affine in the parameters of these names together, for random changes.
+
+    With `homogeneous` it has to be linear: zero where the parameters are zero.
+    """
+    generator = torch.Generator("cpu").manual_seed(0)
+
+    def random(*shape: int) -> Tensor:
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+        return drawn.to(function.dtype).to(function.device)
+
+    x, old = random(1, *function.in_shape), {name: function.values[name] for name in names}
+    sizes = [value.square().mean().sqrt().clamp_min(1e-30) for value in old.values()]
+    one, other = (
+        [size * random(*value.shape) for size, value in zip(sizes, old.values(), strict=True)]
+        for _ in range(2)
+    )
+
+    def image(share: float, of_one: float, of_other: float) -> Tensor:
+        parts = zip(old.items(), one, other, strict=True)
+        moved = {n: share * w + of_one * a + of_other * b for (n, w), a, b in parts}
+        return function.linear_part(x, moved)
+
+    with torch.no_grad(), unchanged_rng(function.device):
+        here, there, elsewhere = image(1, 0, 0), image(1, 1, 0), image(1, 0, 1)
+        both, twice, origin = image(1, 1, 1), image(2, 0, 0), image(0, 0, 0)
+    scale = float((there - here).norm() + (elsewhere - here).norm() + here.norm())
+    defects = [both - there - elsewhere + here, twice - 2 * here + origin]
+    defects += [origin] if homogeneous else []
+    # NaN, as from a division by a norm of zero, is no less of a defect.
+    return all(float(d.norm()) <= _tolerance(function.dtype) * scale for d in defects)
 
 
 def _tolerance(dtype: torch.dtype) -> float:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor
 
 from spectralclip._common import as_shape
-from spectralclip._linalg import full_precision, sent
-from spectralclip._operators.affine import AffineFunction, Layer, plain_numerics
+from spectralclip._linalg import full_precision, gradients_in, sent
+from spectralclip._operators.affine import AffineFunction, Layer
 from spectralclip._operators.blocks import BlockForm
-from spectralclip._operators.build import build_maps, known_affine, merge
+from spectralclip._operators.build import build_maps, merge
 from spectralclip._operators.check_affine import require_affine
+from spectralclip._operators.contexts import plain_numerics
 from spectralclip._operators.maps import AutogradMap, ConvMap, LinearMap, ScalarMap
+from spectralclip._operators.module_types import is_known_affine
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator as ScipyOperator
@@ -41,6 +43,7 @@ class LinearOperator:
         device: Of the parameters; the CPU for float64 that their device lacks.
         name: The layer in a few words.
         maps: How `M` is applied to flat rows, stage by stage.
+        function: The layer as an affine function of its input and its parameters.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class LinearOperator:
         transposed: bool,
         scale: float = 1.0,
     ) -> None:
-        self._function = function
+        self.function = function
         self._transposed = transposed
         self._scale = scale
         self.maps: tuple[LinearMap, ...] = tuple(maps)
@@ -66,14 +69,9 @@ class LinearOperator:
         return math.prod(self.out_shape), math.prod(self.in_shape)
 
     @property
-    def function(self) -> AffineFunction:
-        """The layer as an affine function of its input and its parameters."""
-        return self._function
-
-    @property
     def parameters(self) -> dict[str, Tensor]:
         """The layer's own parameters by name, as `pullback` names them."""
-        return dict(self._function.parameters)
+        return dict(self.function.parameters)
 
     def __repr__(self) -> str:
         m, n = self.shape
@@ -115,46 +113,42 @@ class LinearOperator:
         """
         if self._transposed:
             return self.adjoint().pullback(v, u)
-        if not self._function.parameters:
+        function = self.function
+        if not function.parameters:
             raise ValueError(f"{self.name} has no parameters to take a gradient in.")
-        outputs, inputs = self._pairs(u, v)
-        function = self._function
-        names = list(function.parameters)
-        leaves = [function.values[name].detach().requires_grad_() for name in names]
-        with torch.enable_grad():
-            value = bilinear(function, outputs, inputs, dict(zip(names, leaves, strict=True)))
-            gradients = torch.autograd.grad(
-                value, leaves, materialize_grads=True, allow_unused=True
-            )
-        # The zeros that stand for no gradient require one of their own in torch 2.6.
-        return {name: one.detach() for name, one in zip(names, gradients, strict=True)}
+        values = {name: function.values[name] for name in function.parameters}
+        return self._bilinear(u, v, values)[1]
 
     @plain_numerics()
     def bilinear(self, u: Tensor, v: Tensor) -> Tensor:
         """The sum of `<u_i, M(W) v_i>` over a batch, attached to the layer's own parameters."""
         if self._transposed:
             return self.adjoint().bilinear(v, u)
-        outputs, inputs = self._pairs(u, v)
-        function, live = self._function, self._function.live_values()
-        moving = {name: value for name, value in live.items() if value.requires_grad}
-        if not (moving and torch.is_grad_enabled()):
-            return bilinear(function, outputs, inputs, live)
+        own = self.function.parameters
+        live = {name: sent(one, self.device, self.dtype) for name, one in own.items()}
         # The gradient is taken here and now, at full precision: by the time that a user calls
         # `backward`, settings such as TF32 are back.
-        leaves = {name: value.detach().requires_grad_() for name, value in moving.items()}
-        value = bilinear(function, outputs, inputs, {**live, **leaves})
-        gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-        result = value.detach()
-        for own, gradient in zip(moving.values(), gradients, strict=True):
-            if gradient is not None:
-                result = result + torch.sum(gradient * (own - own.detach()))
+        result, gradients = self._bilinear(u, v, live)
+        for name, value in live.items():
+            if value.requires_grad and torch.is_grad_enabled():
+                result = result + torch.sum(gradients[name] * (value - value.detach()))
         return result
+
+    def _bilinear(
+        self, u: Tensor, v: Tensor, values: Mapping[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The sum of `<u_i, M(W) v_i>` for these parameter values, and its gradients in them."""
+        outputs, inputs = self._pairs(u, v)
+        leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
+        with torch.enable_grad():
+            value = torch.sum(outputs * self.function.linear_part(inputs, leaves))
+        return value.detach(), gradients_in(value, leaves)
 
     def adjoint(self) -> LinearOperator:
         """The operator `M^T`, from `out_shape` to `in_shape`."""
         flipped = [map_.transpose() for map_ in reversed(self.maps)]
         return LinearOperator(
-            self._function, flipped, transposed=not self._transposed, scale=self._scale
+            self.function, flipped, transposed=not self._transposed, scale=self._scale
         )
 
     # --- what the maps know ---
@@ -185,7 +179,7 @@ class LinearOperator:
 
         The factor is one unless the weights are extremely large or small.
         """
-        magnitude = self._scale * (self._function.magnitude or self._measured_magnitude())
+        magnitude = self._scale * (self.function.magnitude or self._measured_magnitude())
         comfortable = 2.0 ** (16 if self.dtype == torch.float32 else 200)
         if not 0 < magnitude < math.inf or 1 / comfortable < magnitude < comfortable:
             return self, 1.0
@@ -197,7 +191,7 @@ class LinearOperator:
         """The operator times a factor."""
         maps = [*self.maps, ScalarMap(factor, self.maps[-1].target)]
         scale = self._scale * factor
-        return LinearOperator(self._function, maps, transposed=self._transposed, scale=scale)
+        return LinearOperator(self.function, maps, transposed=self._transposed, scale=scale)
 
     def _measured_magnitude(self) -> float:
         """The largest entry of `M x` for a unit vector x, where the offset hides it from f."""
@@ -211,11 +205,10 @@ class LinearOperator:
         Both sides are flattened as torch flattens them.
         """
         m, n = self.shape
-        if n <= m:
-            identity = torch.eye(n, dtype=self.dtype, device=self.device)
-            return self.matvec(identity.reshape(n, *self.in_shape)).reshape(n, m).T.contiguous()
-        identity = torch.eye(m, dtype=self.dtype, device=self.device)
-        return self.rmatvec(identity.reshape(m, *self.out_shape)).reshape(m, n)
+        if m < n:
+            return self.adjoint().to_dense().T.contiguous()
+        identity = torch.eye(n, dtype=self.dtype, device=self.device)
+        return self.matvec(identity.reshape(n, *self.in_shape)).reshape(n, m).T.contiguous()
 
     def to_scipy(self) -> ScipyOperator:
         """A `scipy.sparse.linalg.LinearOperator` on flat NumPy vectors."""
@@ -232,14 +225,8 @@ class LinearOperator:
 
         matmat, rmatmat = through(self.matvec, self.in_shape), through(self.rmatvec, self.out_shape)
         dtype = torch.empty(0, dtype=self.dtype, device="cpu").numpy().dtype
-        return ScipyOperator(
-            shape=self.shape,
-            matvec=matmat,
-            rmatvec=rmatmat,
-            matmat=matmat,
-            rmatmat=rmatmat,
-            dtype=dtype,
-        )
+        both = {"matvec": matmat, "matmat": matmat, "rmatvec": rmatmat, "rmatmat": rmatmat}
+        return ScipyOperator(shape=self.shape, dtype=dtype, **both)
 
     # --- on flat rows, in the layout that the layer likes; what the solvers work with ---
 
@@ -312,7 +299,7 @@ class LinearOperator:
 
     def _pairs(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Both sides as batches, for a gradient in the parameters."""
-        function = self._function
+        function = self.function
         if any(isinstance(stage.layer, torch.jit.ScriptModule) for stage in function.stages):
             raise ValueError(
                 f"{self.name} is scripted: its parameters cannot be reached for a gradient. Use "
@@ -326,12 +313,6 @@ class LinearOperator:
                 f"{inputs.shape[0]}."
             )
         return outputs, inputs
-
-
-def bilinear(function: AffineFunction, u: Tensor, v: Tensor, values: dict[str, Tensor]) -> Tensor:
-    """The sum of `<u_i, f(v_i) - f(0)>` as a function of the parameter values."""
-    offset = function(function.zeros(1), values)
-    return torch.sum(u * (function(function.gain * v, values) - offset)) / function.gain
 
 
 @plain_numerics()
@@ -378,8 +359,39 @@ def as_operator(
             raise ValueError(f"{layer!r} has in_shape {layer.in_shape}, got {in_shape}.")
         return layer
     function = AffineFunction(layer, in_shape, dtype=dtype, device=device)
-    if not all(known_affine(stage) for stage in function.stages):
+    if not all(is_known_affine(stage.layer) for stage in function.stages):
         require_affine(function)
-    whole = AutogradMap(function, 0, len(function.stages)) if not explicit else None
-    maps = build_maps(function) if whole is None else [whole]
+    maps = build_maps(function) if explicit else [AutogradMap(function, 0, len(function.stages))]
     return LinearOperator(function, maps, transposed=False)
+
+
+def operator_at(
+    function: AffineFunction, values: Mapping[str, Tensor] | None = None
+) -> LinearOperator:
+    """`M` at other parameter values, through the layer's own code; without any, as it is now.
+
+    For layers that keep changing: what does not depend on the values is not checked again.
+
+    Raises:
+        ValueError: A running variance is not positive.
+    """
+    if values is None:
+        moved = function.now()
+        return LinearOperator(moved, build_maps(moved), transposed=False)
+    moved = function.with_values(values)
+    whole = AutogradMap(moved, 0, len(moved.stages))
+    return LinearOperator(moved, [whole], transposed=False)
+
+
+def in_float64(op: LinearOperator, layer: Layer | LinearOperator) -> LinearOperator:
+    """A layer's operator in float64; `op`, which is it in the layer's own precision, if need be.
+
+    Code that holds constants of one precision cannot be evaluated in another. That shows as errors
+    of any kind: in its forward pass, in its backward pass, or in what it then computes.
+    """
+    if isinstance(layer, LinearOperator) or op.dtype == torch.float64:
+        return op
+    try:
+        return as_operator(layer, op.in_shape, dtype=torch.float64)
+    except (ValueError, TypeError, RuntimeError):
+        return op

@@ -83,7 +83,7 @@ class MethodState(ABC):
         if name not in self._functions:
             shapes = layer.in_shapes
             self._functions[name] = [AffineFunction(layer.modules, shape) for shape in shapes]
-        return [live_operator(layer.modules, one) for one in self._functions[name]]
+        return [live_operator(one) for one in self._functions[name]]
 
     def generator(self, *origin: object) -> torch.Generator:
         """A source of random numbers that depends on the seed and on what is given here alone.

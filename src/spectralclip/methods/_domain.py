@@ -15,8 +15,16 @@ from torch import Tensor, nn
 from spectralclip._common import Shape
 from spectralclip._linalg import wide
 from spectralclip._models import FoundLayer
-from spectralclip._operators import Layer, NotAffineError, describe, is_plain, plain_numerics
-from spectralclip._training import CONVS, TRANSPOSED, BatchNorm, Method
+from spectralclip._operators import (
+    CONVS,
+    TRANSPOSED,
+    Layer,
+    NotAffineError,
+    describe,
+    is_plain,
+    plain_numerics,
+)
+from spectralclip._training import BatchNorm, Method
 
 DENSE = (nn.Linear,)
 WEIGHTED = (*DENSE, *CONVS, *TRANSPOSED)

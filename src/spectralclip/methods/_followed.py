@@ -189,7 +189,7 @@ class FollowedLayer:
         """The layer as it is."""
         if explicit_maps(self.function) is None:
             return _Evaluated(self.function, self._values())
-        return live_operator(self._modules, self.function)
+        return live_operator(self.function)
 
     def _values(self) -> dict[str, Tensor]:
         """Parameters and buffers by name, detached, in the dtype of the computation."""

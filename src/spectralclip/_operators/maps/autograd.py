@@ -7,7 +7,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from spectralclip._linalg import pulled_back
 from spectralclip._operators.affine import AffineFunction
+from spectralclip._operators.contexts import unchanged_rng
 from spectralclip._operators.maps.base import Adjoint, Layout, LinearMap
 
 
@@ -18,7 +20,7 @@ class AutogradMap(LinearMap):
     is_explicit = False
 
     def __init__(self, function: AffineFunction, start: int, stop: int) -> None:
-        self._function, self._start, self._stop = function, start, stop
+        self._function, self._stages = function, slice(start, stop)
         self._gain = function.gain
         self.source = Layout(function.shapes[start])
         self.target = Layout(function.shapes[stop])
@@ -27,7 +29,8 @@ class AutogradMap(LinearMap):
             at_zero = self._evaluate(zero)
         self._at_zero = at_zero if bool(at_zero.any()) else None
         self._graph: tuple[Tensor, Tensor] | None = None
-        self._require_adjoint()
+        if not function.is_checked:
+            self._require_adjoint()
 
     def _require_adjoint(self) -> None:
         """Raise unless the backward pass is the transpose of the forward pass."""
@@ -51,7 +54,8 @@ class AutogradMap(LinearMap):
             )
 
     def _evaluate(self, x: Tensor) -> Tensor:
-        return self._function.part(self._start, self._stop, x)
+        with unchanged_rng(self._function.device):
+            return self._function(x, stages=self._stages)
 
     def forward(self, rows: Tensor) -> Tensor:
         with torch.no_grad():
@@ -84,7 +88,5 @@ class AutogradMap(LinearMap):
     def _backward(self, x: Tensor, y: Tensor, rows: Tensor, keep: bool) -> Tensor:
         if not y.requires_grad:  # A constant function: no path leads back to x.
             return self.source.to_rows(torch.zeros_like(x))
-        (gradient,) = torch.autograd.grad(
-            y, x, self.target.to_tensor(rows), retain_graph=keep, materialize_grads=True
-        )
+        (gradient,) = pulled_back(y, [x], self.target.to_tensor(rows), retain=keep)
         return self.source.to_rows(gradient)

@@ -75,6 +75,7 @@ class LinearMap(ABC):
         is_identity: Whether the map changes no number; it may change the shape.
         is_explicit: Whether the map has a form of its own, and is not a layer's code.
         keeps_positions: Whether each number stays where it is, and only its size changes.
+        channel_axis: Which axis of the target the rows of `weight` are: the first, or -1 the last.
         channel_groups: In how many equal runs of channels the map is block diagonal: 0 where each
             channel stands alone, 1 where all may mix.
     """
@@ -86,6 +87,7 @@ class LinearMap(ABC):
     is_identity: bool = False
     is_explicit: bool = True
     keeps_positions: bool = False
+    channel_axis: int = 0
     channel_groups: int = 1
 
     # --- The two products ---

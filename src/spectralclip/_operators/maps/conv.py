@@ -12,15 +12,15 @@ from torch import Tensor
 
 from spectralclip._common import Shape
 from spectralclip._linalg import on_host
-from spectralclip._operators.blocks import BlockForm, CircularBlocks, WindowBlocks
+from spectralclip._operators.blocks import CircularBlocks, ListedBlocks, RepeatedBlocks
 from spectralclip._operators.maps.base import Layout, LinearMap, geometric_mean_of_sums
-from spectralclip._operators.maps.padding import (
-    ConvGeometry,
-    fold_axes,
-    pad_axes,
-    read_positions,
-)
+from spectralclip._operators.maps.padding import ConvGeometry, fold_axes, pad_axes, read_positions
 
+_PRODUCTS: dict[int, tuple[Any, Any]] = {
+    1: (F.conv1d, F.conv_transpose1d),
+    2: (F.conv2d, F.conv_transpose2d),
+    3: (F.conv3d, F.conv_transpose3d),
+}
 WINDOWS = 2**14  # that are looked at together: a sequence may have millions
 
 
@@ -40,20 +40,16 @@ class ConvMap(LinearMap):
         extent = [d * (k - 1) + 1 for d, k in zip(geometry.dilation, kernel, strict=True)]
         counts = [(n - e) // s + 1 for n, e, s in zip(padded, extent, geometry.stride, strict=True)]
         # What a stride leaves over at the high end: the transpose has to make it again.
-        self._left_over = [
-            (n - e) % s for n, e, s in zip(padded, extent, geometry.stride, strict=True)
-        ]
+        over = [(n - e) % s for n, e, s in zip(padded, extent, geometry.stride, strict=True)]
         self.source = Layout(in_shape, channels_last)
         self.target = Layout((weight.shape[0], *counts), channels_last)
         self._axes = len(kernel)
         # A sequence is an image of height one, so that it has a channels-last form too.
         self._lift = 1 if channels_last and self._axes == 1 else 0
-        lifted = weight.unsqueeze(2) if self._lift else weight
+        self._kernel = weight.unsqueeze(2) if self._lift else weight
         if channels_last:
-            lifted = lifted.contiguous(memory_format=torch.channels_last)
-        self._kernel = lifted
-        pad = (0,) * self._lift
-        one = (1,) * self._lift
+            self._kernel = self._kernel.contiguous(memory_format=torch.channels_last)
+        pad, one = (0,) * self._lift, (1,) * self._lift
         inner = geometry.before if geometry.symmetric_zeros else (0,) * self._axes
         self._slide: dict[str, Any] = {
             "stride": one + geometry.stride,
@@ -61,12 +57,8 @@ class ConvMap(LinearMap):
             "dilation": one + geometry.dilation,
             "groups": geometry.groups,
         }
-        axes = self._axes + self._lift
-        self._conv = (F.conv1d, F.conv2d, F.conv3d)[axes - 1]
-        self._conv_transpose = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[
-            axes - 1
-        ]
-        self._output_padding = pad + tuple(self._left_over)
+        self._conv, self._conv_transpose = _PRODUCTS[self._axes + self._lift]
+        self._output_padding = pad + tuple(over)
 
     def with_weight(self, weight: Tensor) -> ConvMap:
         last = self.source.channels_last
@@ -159,9 +151,9 @@ class ConvMap(LinearMap):
         """Multiplications of one application."""
         return float(self.weight.numel() * math.prod(self.target.shape[1:]))
 
-    def block_form(self, device: torch.device) -> BlockForm | None:
+    def block_form(self, device: torch.device) -> ListedBlocks | None:
         if self.has_separate_windows:
-            return WindowBlocks(self)
+            return RepeatedBlocks(self, self.geometry.groups, math.prod(self.target.shape[1:]))
         return CircularBlocks(self) if self.is_on_torus else None
 
     def tap_gram(self) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spectralclip._common import Shape
 from spectralclip._linalg import sum_of_squares
-from spectralclip._operators.blocks import BlockForm, DenseBlocks
+from spectralclip._operators.blocks import ListedBlocks, RepeatedBlocks
 from spectralclip._operators.maps.base import Layout, LinearMap, geometric_mean_of_sums
 
 
@@ -22,6 +22,7 @@ class DenseMap(LinearMap):
 
     def __init__(self, weight: Tensor, leading: Shape = ()) -> None:
         self.weight, self.leading = weight, leading
+        self.channel_axis = -1
         self.source = Layout((*leading, weight.shape[1]))
         self.target = Layout((*leading, weight.shape[0]))
         # Leading axes stand where channels stand elsewhere: a matrix does not mix them.
@@ -51,8 +52,8 @@ class DenseMap(LinearMap):
         right = V.reshape(V.shape[0], -1, self.weight.shape[1])
         return left.mT @ right
 
-    def block_form(self, device: torch.device) -> BlockForm | None:
-        return DenseBlocks(self.weight, math.prod(self.leading))
+    def block_form(self, device: torch.device) -> ListedBlocks:
+        return RepeatedBlocks(self, 1, math.prod(self.leading))
 
     def frobenius_sq(self) -> float | None:
         return math.prod(self.leading) * sum_of_squares(self.weight)

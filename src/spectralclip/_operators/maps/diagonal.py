@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spectralclip._common import Shape
 from spectralclip._linalg import sum_of_squares
-from spectralclip._operators.blocks import BlockForm, DiagonalBlocks
+from spectralclip._operators.blocks import ListedBlocks, RepeatedBlocks
 from spectralclip._operators.maps.base import Layout, LinearMap
 
 
@@ -74,6 +74,7 @@ class DiagonalMap(LinearMap):
         self.weight = self.channel_factors = factors
         self.source = self.target = Layout(shape, channels_last)
         repeats = math.prod(shape[1:])
+        self._sizes = factors.numel(), repeats
         self._row = factors.repeat(repeats) if channels_last else factors.repeat_interleave(repeats)
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -93,8 +94,8 @@ class DiagonalMap(LinearMap):
             factors = factors if more is None else factors * more
         return self.with_weight(factors)
 
-    def block_form(self, device: torch.device) -> BlockForm | None:
-        return DiagonalBlocks(self.channel_factors, self.source)
+    def block_form(self, device: torch.device) -> ListedBlocks:
+        return RepeatedBlocks(self, *self._sizes)
 
     def frobenius_sq(self) -> float | None:
         factors = self.channel_factors

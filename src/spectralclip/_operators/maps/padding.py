@@ -68,21 +68,16 @@ def fold_axes(x: Tensor, geometry: ConvGeometry, space: Shape) -> Tensor:
         if geometry.mode == "zeros":
             x = x.narrow(axis, before, n)
             continue
-        if after < 0 or max(before, after) > n:  # on a torus smaller than the kernel's reach
-            index = read_positions(geometry.mode, before, n, after).to(x.device)
+        index = read_positions(geometry.mode, before, n, after).to(x.device)
+        if after < 0:  # on a torus smaller than the kernel's reach
             core = torch.zeros_like(x.narrow(axis, 0, 1)).repeat_interleave(n, axis)
             x = core.index_add_(axis, index, x)
             continue
         low, core, high = x.split([before, n, after], axis)
-        core = core.clone()
-        if geometry.mode == "circular":
-            core.narrow(axis, n - before, before).add_(low)
-            core.narrow(axis, 0, after).add_(high)
-        elif geometry.mode == "replicate":
-            core.narrow(axis, 0, 1).add_(low.sum(axis, keepdim=True))
-            core.narrow(axis, n - 1, 1).add_(high.sum(axis, keepdim=True))
-        else:  # reflect
-            core.narrow(axis, 1, before).add_(low.flip(axis))
-            core.narrow(axis, n - 1 - after, after).add_(high.flip(axis))
-        x = core
+        x = core.clone()
+        for end, places, part in ((0, index[:before], low), (-1, index[before + n :], high)):
+            if geometry.mode == "replicate":  # all of them read one position
+                x.select(axis, end).add_(part.sum(axis))
+            else:
+                x.index_add_(axis, places, part)
     return x

@@ -10,12 +10,8 @@ from torch import nn
 
 from spectralclip._bounds import embedding_sides
 from spectralclip._models import FoundLayer
-from spectralclip._operators import (
-    AffineFunction,
-    ConvMap,
-    explicit_maps,
-)
-from spectralclip._training.engine.constrained_layer import TRANSPOSED, BatchNorm, ConstrainedLayer
+from spectralclip._operators import TRANSPOSED, ConvMap, as_operator
+from spectralclip._training.engine.constrained_layer import BatchNorm, ConstrainedLayer
 from spectralclip._training.engine.constraints import (
     ClampConstraint,
     FourierConstraint,
@@ -151,6 +147,4 @@ def _places(layer: ConstrainedLayer) -> Places:
 
 def _conv(layer: ConstrainedLayer) -> ConvMap | None:
     """The convolution that a layer is or is the transpose of, at its first input shape."""
-    maps = explicit_maps(AffineFunction([layer.module], layer.in_shapes[0]))
-    map_ = maps[0] if maps else None
-    return None if map_ is None else map_.convolution
+    return as_operator(layer.module, layer.in_shapes[0]).convolution

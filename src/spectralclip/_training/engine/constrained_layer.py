@@ -11,12 +11,10 @@ from torch import Tensor, nn
 
 from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
-from spectralclip._operators import HALF_PRECISION, is_plain
+from spectralclip._operators import CONVS, HALF_PRECISION, TRANSPOSED, batch_norm_scale, is_plain
 from spectralclip._training.engine.tuning import LAYER
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
-CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 @final
@@ -115,7 +113,7 @@ class ConstrainedLayer:
             return None
         assert norm.running_var is not None
         precise = norm.running_var.detach()
-        factor = (precise.float() if precise.dtype in HALF_PRECISION else precise) + norm.eps
-        factor = factor.rsqrt()
+        precise = precise.float() if precise.dtype in HALF_PRECISION else precise
         gamma = norm._parameters.get("weight")
-        return factor if gamma is None else factor * gamma.detach().to(factor.dtype)
+        factor = None if gamma is None else gamma.detach().to(precise.dtype)
+        return batch_norm_scale(precise, norm.eps, factor)

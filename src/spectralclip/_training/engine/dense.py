@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from spectralclip._linalg import decomposable
+from spectralclip._linalg import GramSVD, decomposable, smaller_gram
 from spectralclip._spectrum import tall_qr
 from spectralclip._training.engine.constrained_layer import ConstrainedLayer
 from spectralclip._training.engine.constraints import LayerConstraint, Turn
@@ -64,32 +64,23 @@ class ExactConstraint(LayerConstraint):
         stride = self._movement.stride([self._layer.weight])
         self._layer.tame_(bound)
         weight = self._matrices()
-        wide = weight.shape[1] <= weight.shape[2]
-        gram = _gram(weight, wide)
+        gram = smaller_gram(weight)
         if not bool(torch.isfinite(gram).all()):
             return False
         if self._is_within(gram, bound):
             self._follow(gram)
             return True
-        squares, vectors = _eigh(gram)
-        top = float(squares.amax()) ** 0.5
-        if top > LAYER.spike * bound:
-            weight = weight * (LAYER.spike * bound / top)
-            squares, vectors = _eigh(_gram(weight, wide))
-        values, self._is_exact = squares.clamp_min(0).sqrt(), True
-        self._vectors = vectors[:, :, -self._vectors.shape[2] :].clone()
+        found, self._is_exact = GramSVD(weight, gram=gram), True
+        if found.norm > LAYER.spike * bound:
+            weight = weight * (LAYER.spike * bound / found.norm)
+            found = GramSVD(weight)
+        self._vectors = found.vectors[:, :, -self._vectors.shape[2] :].clone()
         # A little below, so that it is not above again at each step: the gate is cheap.
         target = Target(bound, bound, stride).margin(1 - DENSE.margin) * bound
-        self._norm = min(float(values.amax()), target)
-        most = int((values > target).sum(1).amax())
-        if most == 0:
-            return True
-        top, chosen = values[:, -most:], vectors[:, :, -most:]
-        share = (1 - target / top).clamp_min(0)
-        other = chosen.mT @ weight if wide else weight @ chosen
-        change = (chosen * share[:, None]) @ other if wide else (other * share[:, None]) @ chosen.mT
-        self._layer.write((weight - change).reshape(self._layer.kernels().shape))
-        self._project_along(top, chosen, other, wide, target)
+        self._norm = min(found.norm, target)
+        if found.norm > target:
+            self._project_along(found, weight, target)
+            self._layer.write((weight - found.excess(target)).reshape(self._layer.kernels().shape))
         return True
 
     def _matrices(self) -> Tensor:
@@ -114,17 +105,18 @@ class ExactConstraint(LayerConstraint):
         small = self._vectors.mT @ (gram @ self._vectors)
         self._norm = float(torch.linalg.eigvalsh(decomposable(small)).amax().clamp_min(0)) ** 0.5
 
-    def _project_along(
-        self, top: Tensor, chosen: Tensor, other: Tensor, wide: bool, bound: float
-    ) -> None:
-        """Along the rank-one gradients of what was clipped."""
+    def _project_along(self, found: GramSVD, weight: Tensor, bound: float) -> None:
+        """Project the momentum along the rank-one gradients of what was clipped."""
+        top, side = found.values, found.values.shape[1]
         values, where = top.flatten().topk(min(DENSE.most_projected, top.numel()))
         where = where[values > bound]
-        kernel, column = where // top.shape[1], where % top.shape[1]
-        near = chosen[kernel, :, column]
-        far = other[kernel, column] if wide else other[kernel, :, column]
+        kernel, column = where // side, where % side
+        near, chosen = found.vectors[kernel, :, column], weight[kernel]
+        if found.is_wide:
+            chosen = chosen.mT
+        far = (chosen @ near[:, :, None])[:, :, 0]
         far = far / far.norm(dim=1, keepdim=True).clamp_min(torch.finfo(far.dtype).tiny)
-        left, right = (near, far) if wide else (far, near)
+        left, right = (near, far) if found.is_wide else (far, near)
         each = left[:, :, None] * right[:, None]
         rows = each.new_zeros(len(each), self._layer.groups, *each.shape[1:])
         rows[torch.arange(len(each), device=rows.device), kernel] = each
@@ -132,12 +124,3 @@ class ExactConstraint(LayerConstraint):
         self._project_momentum(
             self._layer.weight, lambda momentum: project_momentum_(momentum, cuts)
         )
-
-
-def _gram(weight: Tensor, wide: bool) -> Tensor:
-    return weight @ weight.mT if wide else weight.mT @ weight
-
-
-def _eigh(gram: Tensor) -> tuple[Tensor, Tensor]:
-    values, vectors = torch.linalg.eigh(decomposable(gram))
-    return values.to(gram.device), vectors.to(gram.device)

@@ -126,13 +126,12 @@ class VectorProjector:
             self.shrink(bound / peak)
 
     def _operator(self) -> LinearOperator:
-        return live_operator(self._modules, self._function)
+        return live_operator(self._function)
 
     @cached_property
     def _names(self) -> list[str]:
         """The parameters that move, where the layer has no plainer form."""
-        op = self._operator()
-        return moving_names(op, op.function, "first")
+        return moving_names(self._operator(), "first", in_training=True)
 
     def _clip(self, op: LinearOperator, seen: Tracked, bound: float, *, first: bool) -> None:
         near = VECTORS.near * bound < seen.S

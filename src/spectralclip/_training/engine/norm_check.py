@@ -279,7 +279,7 @@ class NormCheck:
         tracker = self._trackers[index]
         if tracker.vectors is None:
             return self._search(index)
-        op = live_operator(self._modules, self._functions[index])
+        op = live_operator(self._functions[index])
         for _ in range(CHECK.rounds):
             seen = tracker.look(op)
             self.applications += seen.applications
@@ -293,7 +293,7 @@ class NormCheck:
 
     def _search(self, index: int) -> float:
         """Lanczos from the last vector and noise, which finds what has come up since."""
-        op, tracker = live_operator(self._modules, self._functions[index]), self._trackers[index]
+        op, tracker = live_operator(self._functions[index]), self._trackers[index]
         generator = seeded(f"{self._origin}, {index}, {self._draws}")
         self._draws += 1
         start = random_rows(op, 1, generator)

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectralclip._common import Shape, as_shape
-from spectralclip._operators import HALF_PRECISION
-from spectralclip._training import CONVS, MethodState, Sharing
+from spectralclip._operators import CONVS, HALF_PRECISION
+from spectralclip._training import MethodState, Sharing
 from spectralclip.methods._domain import DENSE, DomainMethod, sole_module, why_not_plain
 
 

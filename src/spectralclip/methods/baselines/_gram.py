@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from spectralclip._common import Shape
-from spectralclip._training import CONVS
+from spectralclip._operators import CONVS
 from spectralclip.methods._domain import DENSE, check_count
 from spectralclip.methods.baselines._circulant import kernel_of, to_symbols
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
-from spectralclip._training import CONVS
+from spectralclip._operators import CONVS
 from spectralclip.methods._domain import sole_module, why_not_plain
 from spectralclip.methods.baselines._circulant import from_symbols, phases, to_symbols
 from spectralclip.methods.baselines._swap import (

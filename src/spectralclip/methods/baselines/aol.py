@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
-from spectralclip._training import CONVS
+from spectralclip._operators import CONVS
 from spectralclip.methods._domain import sole_module, why_not_plain
 from spectralclip.methods.baselines._orthogonal import repetition
 from spectralclip.methods.baselines._swap import Form, OwnShape, SwapMethod, why_not_its_own

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from spectralclip._common import Shape
+from spectralclip._operators import CONVS
 from spectralclip._training import (
-    CONVS,
     ConstrainedLayer,
     MethodState,
     Promise,
