@@ -223,7 +223,7 @@ def test_a_basis_that_ends_early(rank: int, dtype: torch.dtype) -> None:
 
 
 def test_too_few_steps_give_a_wide_interval_that_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_lanczos_bound, "STEPS", 12)
+    monkeypatch.setattr(_lanczos_bound, "SEARCH", _lanczos_bound.SearchConstants(steps=12))
     layer = nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")
     interval = norm_bounds(layer, (4, 8, 8), rtol=1e-3)
     assert 1e-3 < interval.width < 1

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from spectralclip._bounds.banded import BandedGram
 from spectralclip._operators import LinearOperator, plain_numerics
-from spectralclip._spectrum import svds
+from spectralclip._spectrum import leading_spectrum
 
 # What is still worth a certificate, in multiplications and in numbers held: some two minutes of
 # one core, and a gigabyte and a half.
@@ -66,7 +66,7 @@ def deterministic_upper(op: LinearOperator, lower: float, rtol: float) -> float 
     gram = _cheapest(balanced)
     if gram is None:
         return None
-    sharper = float(svds(balanced, balanced.in_shape, 1, tol=1e-6).S[0])
+    sharper = float(leading_spectrum(balanced, 1, tol=1e-6).S[0])
     square = _certified(gram, max(lower * scale, sharper) ** 2, min(2e-4, max(rtol, 4e-6)))
     return None if square is None else math.sqrt(square) * (1 + 2.0**-50) / scale
 

@@ -230,7 +230,8 @@ def _iterated(view: View, request: _Request, generator: torch.Generator) -> Inte
     # On large images an embedding is nearly the norm, and waves are nearly singular vectors.
     if ceiling < math.inf and view.is_large(rtol / 2):
         near = view.cropped(SHARE * rtol) or view
-        ends = Search(near, rtol, failure, ceiling, deterministic=True, waves=True).run(generator)
+        search = Search(near, rtol, failure, ceiling, deterministic=True, fourier_modes=True)
+        ends = search.run(generator)
         spent = ends.applications
         if relative_width(ends.lower, ceiling) <= rtol:
             return Interval(ends.lower, ceiling, "embedding", 0.0, spent)

@@ -13,7 +13,7 @@ from spectralclip._clipping.cutting_planes import CutSet
 from spectralclip._clipping.douglas_rachford import clip_on_torus, torus_sides
 from spectralclip._clipping.free_weights import ConvWeight, DirectWeight, Movable, Steerable
 from spectralclip._linalg import nonnegative_qp, wide
-from spectralclip._spectrum import Ritz, fresh_ritz, warmed_ritz
+from spectralclip._spectrum import Triplets, fresh_ritz, warmed_ritz
 
 # Relative gaps between the distance and its lower bound, and budgets in applications.
 GAP, CUT_BUDGET, BUDGET = 0.03, 1200, 6000
@@ -176,7 +176,7 @@ def by_newton(
     budget: int,
     generator: torch.Generator,
     point: Tensor | None = None,
-    ritz: Ritz | None = None,
+    ritz: Triplets | None = None,
 ) -> Projected:
     """Joint Newton steps on all values above the bound, damped while far from it.
 

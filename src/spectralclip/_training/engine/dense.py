@@ -8,8 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from spectralclip._linalg import decomposable
-from spectralclip._spectrum import tall_qr
+from spectralclip._linalg import decomposable, tall_qr
 from spectralclip._training.engine.constrained_layer import SPIKE, Slot
 from spectralclip._training.engine.cut_step import DenseCuts, Stripping, strip_
 from spectralclip._training.engine.norm_check import Aim, Movement

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from spectralclip._clipping import GenericWeights, moving_names
 from spectralclip._common import Shape
 from spectralclip._operators import AffineFunction, LinearOperator
-from spectralclip._spectrum import RitzTracker, Tracked, random_rows
+from spectralclip._spectrum import RitzTracker, Triplets, random_rows
 from spectralclip._training.engine.constrained_layer import SPIKE, Slot
 from spectralclip._training.engine.cut_step import DenseCuts, Stripping, project_, strip_
 from spectralclip._training.engine.norm_check import Aim, LostLayer, Unrest, live_operator
@@ -99,7 +99,7 @@ class ImageKeeper:
         for left in reversed(range(ROUNDS)):
             op = self._operator()
             for _ in range(looks):
-                seen = self.tracker.look(op)
+                seen = self.tracker.refresh(op)
                 self.applications += seen.applications
                 if not bool(torch.isfinite(seen.S).all()):
                     return False
@@ -113,7 +113,7 @@ class ImageKeeper:
                 self.shrink(bound / top)
             elif top > bound or self.bank is not None:
                 self._clip(op, seen, bound, first=left == ROUNDS - 1)
-            if max(top, top + RISE * seen.rise) <= ALMOST * bound:
+            if max(top, top + RISE * self.tracker.gain) <= ALMOST * bound:
                 break
         return True
 
@@ -139,7 +139,7 @@ class ImageKeeper:
         op = self._operator()
         return moving_names(op, op.function, "first")
 
-    def _clip(self, op: LinearOperator, seen: Tracked, bound: float, *, first: bool) -> None:
+    def _clip(self, op: LinearOperator, seen: Triplets, bound: float, *, first: bool) -> None:
         near = NEAR * bound < seen.S
         values = seen.S[near].to(seen.U)
         parameters, rows = self._gradients(op, seen, near)
@@ -186,7 +186,7 @@ class ImageKeeper:
         self.bank = rows[kept].clone() if kept else None
 
     def _gradients(
-        self, op: LinearOperator, seen: Tracked, near: Tensor
+        self, op: LinearOperator, seen: Triplets, near: Tensor
     ) -> tuple[list[Tensor], Tensor]:
         """The parameters that move, and the gradients of the values in them, as flat rows."""
         U, V, S = seen.U[near], seen.V[near], seen.S[near]

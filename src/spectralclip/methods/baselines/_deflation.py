@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from spectralclip._common import Shape
+from spectralclip._linalg import tall_qr
 from spectralclip._operators import Layer, LinearOperator, as_operator, plain_numerics
-from spectralclip._spectrum import ROUNDING, Spectrum, tall_qr
+from spectralclip._spectrum import ROUNDING, Spectrum, warned
 from spectralclip.methods._domain import affine_only
 from spectralclip.methods._settings import check_count, check_positive
 from spectralclip.methods.baselines._power import SETTLED, power_method, random_start
@@ -41,6 +42,9 @@ def virmaux_svds(
     Returns:
         A `Spectrum`, as from `svds`.
 
+    Warns:
+        ConvergenceWarning: Not all vectors have settled.
+
     Raises:
         OutsideDomain: The layer is not affine.
         ValueError: There are not k singular values.
@@ -65,7 +69,7 @@ def virmaux_svds(
         start = _without(random_start(op, generator), found)
         v, iterations, _ = power_method(_deflated(op, found), start, power_iterations, tol)
         found, applications = torch.cat([found, v]), applications + 2 * iterations
-    return _spectrum(op, found, applications)
+    return warned(op, _spectrum(op, found, applications))
 
 
 def _without(x: Tensor, found: Tensor) -> Tensor:
