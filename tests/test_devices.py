@@ -114,6 +114,7 @@ def test_the_device_is_one_of_its_own(device: torch.device) -> None:
 
 
 @every_layer("dense", "reflect")
+@pytest.mark.filterwarnings("ignore::spectralclip.ConvergenceWarning")
 def test_values_are_those_of_the_dense_matrix(name: str, device: torch.device) -> None:
     parts, in_shape = made(name, device)
     layer, true = layer_of(parts), oracle(parts, in_shape)
