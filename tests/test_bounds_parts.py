@@ -23,6 +23,13 @@ from torch import nn
 import spectralclip as sc
 from spectralclip._bounds.exact import embedding_sides, embedding_torus
 from spectralclip._bounds.lanczos import least_overlap, smallest_excluded
+from spectralclip._linalg.fourier import (
+    folded_frequencies,
+    grid_kernel,
+    grid_symbols,
+    symbols,
+    tap_waves,
+)
 from spectralclip._linalg.krylov import LanczosRun
 from spectralclip._linalg.small_matrices import largest_eigenvalue
 from spectralclip._spectrum.symbol_peak import Torus, symbol_peak
@@ -59,6 +66,23 @@ def test_the_largest_of_many_eigenvalues(side: int, dtype: torch.dtype) -> None:
         hidden = 1.001 * expected * (hidden @ hidden.mH) / hidden.norm() ** 2
         found = largest_eigenvalue(torch.cat([grams, hidden[None]]), 0.0)
         assert found == pytest.approx(1.001 * expected, rel=2e-9)
+
+
+@pytest.mark.parametrize("stride", [(1, 1), (2, 1), (2, 3)])
+def test_symbols_tap_by_tap_and_by_fft_agree(stride: tuple[int, int]) -> None:
+    """The same singular values, each frequency as often as it stands for another one."""
+    sides, weight = (8, 6), torch.randn(3, 2, 3, 2, dtype=torch.float64)
+    frequencies, counts = folded_frequencies(sides, stride)
+    waves = tap_waves((3, 2), sides, frequencies, stride, (1, 1), (1, 0))
+    chosen = torch.linalg.svdvals(symbols(weight, waves)[0]).repeat_interleave(counts, 0)
+    padded = torch.nn.functional.pad(weight, (0, 4, 0, 5))
+    blocks = grid_symbols(padded, stride)
+    torch.testing.assert_close(grid_kernel(blocks, sides, stride), padded)
+    width = sides[1] // stride[1]
+    twice = torch.ones(blocks.shape[1], dtype=torch.long)
+    twice[1 : (width + 1) // 2] = 2
+    every = torch.linalg.svdvals(blocks).repeat_interleave(twice, 1).flatten(0, 1)
+    torch.testing.assert_close(chosen.flatten().sort().values, every.flatten().sort().values)
 
 
 # --- Tori ----------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from spectralclip._bounds.exact import (
 )
 from spectralclip._bounds.lanczos import Search, relative_width, slack
 from spectralclip._bounds.views import View
-from spectralclip._linalg import largest_eigenvalue, norm_is_below, on_host
+from spectralclip._linalg import largest_singular_value, norm_is_below
 from spectralclip._operators import (
     Layer,
     LinearOperator,
@@ -258,12 +258,8 @@ def _formable(op: LinearOperator, side: int) -> bool:
 
 def _dense(op: LinearOperator) -> Interval:
     """The norm of the matrix itself, formed by as many applications as its shorter side has."""
-    matrix = on_host(op.to_dense())
-    m, n = matrix.shape
-    scale = float(matrix.abs().max()) or 1.0
-    matrix = matrix / scale
-    gram = matrix @ matrix.T if m <= n else matrix.T @ matrix
-    value = scale * math.sqrt(largest_eigenvalue(gram[None], 0.0))
+    m, n = op.shape
+    value = largest_singular_value(op.to_dense())
     margin = 4 * (m + n) * torch.finfo(torch.float64).eps + slack(op.dtype)
     return Interval(value * (1 - margin), value * (1 + margin), "exact", 0.0, min(m, n))
 

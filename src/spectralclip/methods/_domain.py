@@ -7,10 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
-import torch
 from torch import Tensor, nn
 
-from spectralclip._linalg import wide
 from spectralclip._models import FoundLayer
 from spectralclip._operators import NotAffineError, describe, is_plain
 from spectralclip._training import CONVS, TRANSPOSED, BatchNorm
@@ -117,17 +115,3 @@ def reshaped_kernel(module: nn.Module, weight: Tensor | None = None) -> Tensor:
     if isinstance(module, TRANSPOSED):
         kernel = kernel.transpose(0, 1)
     return kernel.flatten(1)
-
-
-def matrix_norm(matrix: Tensor) -> float:
-    """The largest singular value of a matrix, from the Gram matrix of its smaller side.
-
-    In double precision: so it is right to the last digits of the matrix.
-    NaN if it is not finite. Of a batch of matrices, the largest of all.
-    """
-    if not bool(torch.isfinite(matrix).all()):
-        return math.nan
-    exact = wide(matrix)
-    tall = exact.shape[-2] > exact.shape[-1]
-    gram = exact.mT @ exact if tall else exact @ exact.mT
-    return float(torch.linalg.eigvalsh(gram)[..., -1].max().clamp_min(0).sqrt())

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectralclip._common import Shape, as_shape
+from spectralclip._linalg import grid_kernel, grid_symbols, largest_singular_value
 from spectralclip._operators import HALF_PRECISION
 from spectralclip._training import CONVS
 from spectralclip.methods._domain import DENSE, sole_module, why_not_plain
@@ -80,11 +81,10 @@ def is_finite(kernel: Tensor) -> bool:
 class Torus:
     """Where a strided convolution is block-circulant.
 
-    With stride s, an image is s x s smaller ones, its phases, and so is a kernel; each pair of
-    phases is convolved without a stride on the grid of the output. So the matrix falls apart by
-    the frequencies of that grid into blocks `(c_out, phases * c_in)`, and its singular values are
-    those of the blocks. Where the padding shifts the kernel, blocks are multiplied by
-    unitary matrices, which changes neither their values nor what clipping them does.
+    Its matrix is block diagonal in the Fourier modes of the output's grid, with blocks
+    `(c_out, c_in * phases)`, and its singular values are those of the blocks. Where
+    the padding shifts the kernel, blocks are multiplied by unitary matrices, which changes neither
+    their values nor what clipping them does.
 
     Attributes:
         sides: Of the input; none for a dense layer, which is its own symbol.
@@ -102,41 +102,24 @@ class Torus:
         pairs = zip(_sides(module, in_shape), module.stride, strict=True)
         return Torus(tuple(math.ceil(n / s) * s for n, s in pairs), tuple(module.stride))
 
-    @property
-    def _grid(self) -> Shape:
-        return tuple(n // s for n, s in zip(self.sides, self.stride, strict=True))
-
     def symbols(self, kernel: Tensor) -> Tensor:
-        """The blocks `(*frequencies, c_out, phases * c_in)`; of conjugate ones, half are left."""
+        """The blocks `(*frequencies, c_out, c_in * phases)`; of conjugate ones, half are left."""
         if not self.sides:
             return kernel
-        axes = len(self.sides)
         gaps = [n - k for n, k in zip(self.sides, kernel.shape[2:], strict=True)]
         padded = F.pad(kernel, [width for gap in reversed(gaps) for width in (0, gap)])
-        split = [size for pair in zip(self._grid, self.stride, strict=True) for size in pair]
-        phases = padded.reshape(*kernel.shape[:2], *split)
-        grids, steps = range(2, 2 + 2 * axes, 2), range(3, 3 + 2 * axes, 2)
-        phases = phases.permute(*grids, 0, *steps, 1).flatten(axes + 1)
-        symbols: Tensor = torch.fft.rfftn(phases, dim=tuple(range(axes)))
-        return symbols
+        return grid_symbols(padded, self.stride)
 
     def kernel(self, symbols: Tensor, taps: Shape) -> Tensor:
         """The kernel with these symbols, cut down to its first taps."""
         if not self.sides:
             return symbols
-        axes = len(self.sides)
-        phases: Tensor = torch.fft.irfftn(symbols, s=self._grid, dim=tuple(range(axes)))
-        phases = phases.unflatten(-1, (*self.stride, -1))
-        pairs = [place for axis in range(axes) for place in (axis, axes + 1 + axis)]
-        whole = phases.permute(axes, 2 * axes + 1, *pairs)
-        whole = whole.reshape(*whole.shape[:2], *self.sides)
+        whole = grid_kernel(symbols, self.sides, self.stride)
         return whole[(slice(None), slice(None), *map(slice, taps))]
 
     def norm(self, kernel: Tensor) -> float:
         """The largest singular value on the torus; NaN if there is none."""
-        if not is_finite(kernel):
-            return math.nan
-        return float(torch.linalg.svdvals(self.symbols(kernel)).max())
+        return largest_singular_value(self.symbols(kernel)) if is_finite(kernel) else math.nan
 
     def clip(self, kernel: Tensor, bound: float) -> Tensor:
         """Clip the singular values of every symbol, and cut the outcome down to the taps.

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectralclip._common import Shape
+from spectralclip._linalg import grid_kernel, grid_symbols
 from spectralclip._training import CONVS
 from spectralclip.methods._domain import DENSE
 from spectralclip.methods._settings import check_count
@@ -116,16 +118,16 @@ def zero_padding_bound(kernel: Tensor, iterations: int) -> Tensor:
         blocks = blocks @ blocks.mH
         logs = 2 * (logs + size.log())
         size = _largest(blocks).amax()
-    spectrum = blocks.permute(1, 2, 0).unflatten(2, (*sides[:-1], -1))
-    taps: Tensor = torch.fft.irfftn(spectrum, s=sides, dim=tuple(range(2, spectrum.ndim)))
+    taps = grid_kernel(blocks.unflatten(0, (*sides[:-1], -1)), sides, (1,) * len(sides))
     rows = taps.abs().flatten(1).sum(1)
     return _root(rows.max(), logs, iterations)
 
 
 def _symbols(kernel: Tensor, sides: Shape) -> Tensor:
-    """The Fourier transform of the taps, `(f, c_out, c_in)`."""
-    spectrum: Tensor = torch.fft.rfftn(kernel, s=sides, dim=tuple(range(2, kernel.ndim)))
-    return spectrum.flatten(2).permute(2, 0, 1).contiguous()
+    """All symbols on a torus, `(f, c_out, c_in)`."""
+    gaps = [n - k for n, k in zip(sides, kernel.shape[2:], strict=True)]
+    padded = F.pad(kernel, [width for gap in reversed(gaps) for width in (0, gap)])
+    return grid_symbols(padded, (1,) * len(sides)).flatten(0, -3).contiguous()
 
 
 def _largest(grams: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from spectralclip._common import Shape
+from spectralclip._linalg import grid_kernel, grid_symbols, split_phases
 from spectralclip.methods.baselines._swap import Form, Transform
 
 
@@ -48,7 +49,7 @@ class PeriodicForm(Form):
         if any(step > 1 for step in self.spread):
             y = self._spread_out(self._window(self._kernel(blocks)), batch)
         else:
-            spectrum = torch.fft.rfftn(_phases(batch, self.stride), dim=self._space)
+            spectrum = torch.fft.rfftn(split_phases(batch, self.stride), dim=self._space)
             columns = spectrum.unflatten(1, (self.groups, -1)).permute(*self._last(3), 1, 2, 0)
             rows = (blocks @ columns).permute(-1, -3, -2, *range(axes)).flatten(1, 2)
             y = torch.fft.irfftn(rows, s=self._grid, dim=self._space)
@@ -91,19 +92,12 @@ class PeriodicForm(Form):
             places = torch.arange(kernel.shape[axis], device=kernel.device) * step - low
             shape = (*kernel.shape[:axis], side, *kernel.shape[axis + 1 :])
             kernel = kernel.new_zeros(shape).index_add(axis, places.remainder(side), kernel)
-        symbols = torch.fft.rfftn(_phases(kernel, self.stride), dim=self._space).conj()
-        grouped: Tensor = symbols.unflatten(0, (self.groups, -1)).permute(*self._last(3), 0, 1, 2)
-        # In the order of the memory, and conjugated for good, as it is read many times.
-        return self.orthogonal(grouped.resolve_conj().contiguous())
+        blocks = grid_symbols(kernel, self.stride).unflatten(-2, (self.groups, -1))
+        return self.orthogonal(blocks.contiguous())
 
     def _kernel(self, blocks: Tensor) -> Tensor:
         """The kernel `(c_out, c_in / groups, *sides)` of some symbols; its taps begin at zero."""
-        axes = len(self.sides)
-        symbols = blocks.conj().permute(axes, axes + 1, axes + 2, *range(axes)).flatten(0, 1)
-        phases = torch.fft.irfftn(symbols, s=self._grid, dim=self._space)
-        split: Tensor = phases.unflatten(1, (-1, *self.stride))
-        order = [place for axis in range(axes) for place in (2 + axes + axis, 2 + axis)]
-        return split.permute(0, 1, *order).reshape(*split.shape[:2], *self.sides)
+        return grid_kernel(blocks.flatten(-3, -2), self.sides, self.stride)
 
     def _low(self, axis: int) -> int:
         """Padding at either end of an axis with which a plain convolution does the same."""
@@ -160,12 +154,3 @@ def repetition(module: Any) -> str:
 
 def _reach(module: Any) -> list[int]:
     return [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-
-
-def _phases(x: Tensor, stride: Shape) -> Tensor:
-    """`(b, c, *sides)` as `(b, c * phases, *sides / stride)`: positions a stride apart together."""
-    axes = len(stride)
-    sizes = zip(x.shape[2:], stride, strict=True)
-    split = x.reshape(*x.shape[:2], *[size for n, s in sizes for size in (n // s, s)])
-    order = [*range(3, 3 + 2 * axes, 2), *range(2, 2 + 2 * axes, 2)]
-    return split.permute(0, 1, *order).flatten(1, 1 + axes)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._common import Shape
+from spectralclip._linalg import largest_singular_value
 from spectralclip._models import FoundLayer
 from spectralclip._operators import Layer
 from spectralclip._training import (
@@ -27,7 +28,6 @@ from spectralclip._training import (
 from spectralclip.methods._domain import (
     DENSE,
     finite_estimate,
-    matrix_norm,
     require,
     sole_module,
     why_not_plain,
@@ -137,7 +137,7 @@ class Cisse(Method):
         """
         require("Cisse", module, why_not_plain(module, *DENSE, *CONVS))
         kernels = Slot("", sole_module(module), None, ()).kernels()
-        bound = math.sqrt(kernels.shape[-1]) * matrix_norm(kernels.flatten(2))
+        bound = math.sqrt(kernels.shape[-1]) * largest_singular_value(kernels.flatten(2))
         return finite_estimate("Cisse", module, bound)
 
 

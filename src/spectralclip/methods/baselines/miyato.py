@@ -10,13 +10,13 @@ from typing import Any, ClassVar, final
 import torch
 
 from spectralclip._common import Shape
+from spectralclip._linalg import largest_singular_value
 from spectralclip._models import FoundLayer
 from spectralclip._operators import Layer
 from spectralclip._training import Keeper, Method, Promise, Sharing, warn
 from spectralclip.methods._domain import (
     WEIGHTED,
     finite_estimate,
-    matrix_norm,
     require,
     reshaped_kernel,
     sole_module,
@@ -121,7 +121,7 @@ class Miyato(Method):
         """
         require("Miyato", module, why_not_plain(module, *WEIGHTED))
         kernel = reshaped_kernel(sole_module(module)).detach()
-        return finite_estimate("Miyato", module, matrix_norm(kernel))
+        return finite_estimate("Miyato", module, largest_singular_value(kernel))
 
 
 @final
