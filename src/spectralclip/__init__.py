@@ -6,7 +6,7 @@ from types import ModuleType
 
 from spectralclip import methods
 from spectralclip._audit import Audit, Comparison, LayerAudit, audit
-from spectralclip._bounds import Interval, norm_bounds
+from spectralclip._bounds import Interval, norm_bounds, norm_bounds_all_sizes
 from spectralclip._clipping import ClipResult, clip_, clip_model_, set_spectrum_
 from spectralclip._lipschitz import (
     NetworkBound,
@@ -79,6 +79,7 @@ __all__ = [
     "lipschitz_bounds",
     "methods",
     "norm_bounds",
+    "norm_bounds_all_sizes",
     "set_spectrum_",
     "singular_values",
     "skipped_layers",

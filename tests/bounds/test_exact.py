@@ -29,7 +29,15 @@ from torch import nn
 import spectralclip as sc
 from oracle import dense_matrix, dense_norm
 from spectralclip._bounds.exact import embedding_sides, embedding_torus
-from spectralclip._bounds.lanczos import Recurrence, continued
+from spectralclip._bounds.lanczos import least_overlap, smallest_excluded
+from spectralclip._linalg.fourier import (
+    folded_frequencies,
+    grid_kernel,
+    grid_symbols,
+    symbols,
+    tap_waves,
+)
+from spectralclip._linalg.krylov import LanczosRun
 from spectralclip._linalg.small_matrices import largest_eigenvalue
 from spectralclip._spectrum.symbol_peak import Torus, symbol_peak
 
@@ -65,6 +73,23 @@ def test_the_largest_of_many_eigenvalues(side: int, dtype: torch.dtype) -> None:
         hidden = 1.001 * expected * (hidden @ hidden.mH) / hidden.norm() ** 2
         found = largest_eigenvalue(torch.cat([grams, hidden[None]]), 0.0)
         assert found == pytest.approx(1.001 * expected, rel=2e-9)
+
+
+@pytest.mark.parametrize("stride", [(1, 1), (2, 1), (2, 3)])
+def test_symbols_tap_by_tap_and_by_fft_agree(stride: tuple[int, int]) -> None:
+    """The same singular values, each frequency as often as it stands for another one."""
+    sides, weight = (8, 6), torch.randn(3, 2, 3, 2, dtype=torch.float64)
+    frequencies, counts = folded_frequencies(sides, stride)
+    waves = tap_waves((3, 2), sides, frequencies, stride, (1, 1), (1, 0))
+    chosen = torch.linalg.svdvals(symbols(weight, waves)[0]).repeat_interleave(counts, 0)
+    padded = torch.nn.functional.pad(weight, (0, 4, 0, 5))
+    blocks = grid_symbols(padded, stride)
+    torch.testing.assert_close(grid_kernel(blocks, sides, stride), padded)
+    width = sides[1] // stride[1]
+    twice = torch.ones(blocks.shape[1], dtype=torch.long)
+    twice[1 : (width + 1) // 2] = 2
+    every = torch.linalg.svdvals(blocks).repeat_interleave(twice, 1).flatten(0, 1)
+    torch.testing.assert_close(chosen.flatten().sort().values, every.flatten().sort().values)
 
 
 # --- Tori ----------------------------------------------------------------------------------
@@ -193,10 +218,9 @@ def test_padding_beyond_the_kernel_does_not_enlarge_the_torus() -> None:
 
 def test_the_density_of_a_coordinate_on_the_sphere() -> None:
     for n in (3, 10, 500):
-        recurrence = Recurrence(n, 0.1, 1e-16)
         rows = torch.randn(20_000, n, dtype=torch.float64)
         coordinate = (rows[:, 0] / rows.norm(dim=1)).abs()
-        share = float((coordinate < recurrence.delta).double().mean())
+        share = float((coordinate < least_overlap(n, 0.1)).double().mean())
         assert share == pytest.approx(0.1, abs=0.01)
 
 
@@ -206,27 +230,19 @@ def test_the_polynomials_are_the_coordinates_of_the_basis() -> None:
     matrix = dense_matrix(layer, (5,))
     gram = torch.tensor(matrix.T @ matrix)
     values, vectors = torch.linalg.eigh(gram)
-    recurrence = Recurrence(5, 0.5, 1e-16)
-    row = torch.ones(1, 5, dtype=torch.float64)
-    basis = row[:0]
-    for _ in range(4):
-        beta = float(row.norm())
-        basis = torch.cat([basis, row / beta])
-        alpha, row = continued(basis[-1:] @ gram, basis, beta)
-        recurrence.add(alpha, float(row.norm()))
-    basis = torch.cat([basis, row / row.norm()])
+    run = LanczosRun(lambda rows: rows @ gram, torch.ones(1, 5, dtype=torch.float64))
+    assert all(run.step() for _ in range(4))
+    basis = torch.cat([run.rows(torch.eye(4)), run.rest / run.rest.norm()])
     torch.testing.assert_close(basis @ basis.T, torch.eye(5, dtype=torch.float64))
-    recurrence.delta = float((basis[0] @ vectors[:, -1]).abs())
+    delta = float((basis[0] @ vectors[:, -1]).abs())
     # Five orthonormal vectors hold all of x: the sum of squares meets its limit there exactly.
-    assert recurrence.upper() == pytest.approx(float(values[-1]), rel=1e-6)
+    assert smallest_excluded(run, delta) == pytest.approx(float(values[-1]), rel=1e-6)
 
 
 def test_the_basis_stays_orthonormal() -> None:
     """A leading value that converges fast would otherwise come back as a copy of itself."""
     gram = torch.diag(torch.cat([torch.tensor([9.0]), torch.linspace(0.01, 1, 149)]))
-    row, basis = torch.randn(1, 150), torch.zeros(0, 150)
-    for _ in range(60):
-        beta = float(row.norm())
-        basis = torch.cat([basis, row / beta])
-        _, row = continued(basis[-1:] @ gram, basis, beta)
+    run = LanczosRun(lambda rows: rows @ gram, torch.randn(1, 150))
+    assert all(run.step() for _ in range(60))
+    basis = run.rows(torch.eye(60))
     assert float((basis @ basis.T - torch.eye(60)).abs().max()) < 1e-5

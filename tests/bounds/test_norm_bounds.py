@@ -29,13 +29,13 @@ from torch import nn
 
 import spectralclip as sc
 from oracle import dense_norm
+from spectralclip._bounds import Interval, norm_bounds, norm_bounds_all_sizes
 from spectralclip._bounds import exact as _block_norms
 from spectralclip._bounds import lanczos as _lanczos_bound
-from spectralclip._bounds.norm_bounds import Interval, norm_bounds
 
 _bounds = importlib.import_module("spectralclip._bounds.norm_bounds")  # not the function
 
-DETERMINISTIC = {"exact", "embedding", "every size", "cholesky", "strips"}
+DETERMINISTIC = {"exact", "embedding", "every size", "cholesky"}
 # Where torch divides by the norm + 1e-7, the operator divides by the norm.
 INEXACT = {"embedding-max-norm": 1e-7}
 
@@ -208,7 +208,7 @@ def test_a_basis_that_ends_early(rank: int, dtype: torch.dtype) -> None:
 
 
 def test_too_few_steps_give_a_wide_interval_that_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_lanczos_bound, "STEPS", 12)
+    monkeypatch.setattr(_lanczos_bound, "SEARCH", _lanczos_bound.SearchConstants(steps=12))
     layer = nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")
     interval = norm_bounds(layer, (4, 8, 8), rtol=1e-3)
     assert 1e-3 < interval.width < 1
@@ -250,7 +250,7 @@ def made(name: str) -> Any:
 @pytest.mark.parametrize("name", SIZELESS)
 def test_a_bound_for_every_size(name: str) -> None:
     layer = made(name)
-    interval = norm_bounds(layer, None)
+    interval = norm_bounds_all_sizes(layer)
     assert interval.kind == "every size"
     first = layer[0] if isinstance(layer, (list, nn.Sequential)) else layer
     channels = getattr(first, "in_channels", None) or first.num_features
@@ -274,7 +274,7 @@ def test_a_bound_for_every_size(name: str) -> None:
     ids=["zeros", "uneven", "transposed", "circular-dilated"],
 )
 def test_a_bound_for_every_size_2d(layer: nn.Module) -> None:
-    interval = norm_bounds(layer, None)
+    interval = norm_bounds_all_sizes(layer)
     norms = [dense_norm(layer, (2, n, n + 1)) for n in (4, 5, 8, 13, 16)]
     assert max(norms) <= interval.upper
     assert max(norms) >= 0.9 * interval.lower
@@ -285,7 +285,7 @@ def test_a_bound_for_every_size_2d(layer: nn.Module) -> None:
 
 def test_a_bound_for_every_size_3d() -> None:
     layer = nn.Conv3d(1, 2, (2, 3, 2), padding=1)
-    interval = norm_bounds(layer, None, rtol=0.05)
+    interval = norm_bounds_all_sizes(layer, rtol=0.05)
     assert interval.width <= 0.05
     assert dense_norm(layer, (1, 6, 7, 6)) <= interval.upper
 
@@ -294,7 +294,7 @@ def test_windows_closer_than_a_stride_across_the_seam() -> None:
     """At a size that the stride does not divide, two windows of ones see the same three pixels."""
     layer = nn.Conv1d(1, 1, 3, stride=2, padding=1, padding_mode="circular")
     layer = with_weight(layer, torch.ones(1, 1, 3))
-    interval = norm_bounds(layer, None)
+    interval = norm_bounds_all_sizes(layer)
     assert dense_norm(layer, (1, 3)) > math.sqrt(5) * 1.05  # above all sizes that it divides
     assert dense_norm(layer, (1, 3)) <= interval.upper
     assert interval.lower == pytest.approx(math.sqrt(5), rel=1e-2)
@@ -307,7 +307,7 @@ def test_between_the_points_of_the_grid(degree: int, rtol: float) -> None:
     layer = nn.Conv1d(1, 1, degree + 1).double()
     taps = layer.weight.detach().numpy()[0, 0]
     finest = np.abs(np.fft.fft(taps, 50_000)).max()
-    interval = norm_bounds(layer, None, rtol=rtol)
+    interval = norm_bounds_all_sizes(layer, rtol=rtol)
     assert interval.lower <= finest * (1 + 1e-8)
     assert finest <= interval.upper
     assert interval.width <= rtol
@@ -325,7 +325,7 @@ def test_between_the_points_of_the_grid(degree: int, rtol: float) -> None:
     ids=["linear", "batch-norm2d", "batch-norm1d", "batch-norm3d", "linear-bn"],
 )
 def test_layers_without_a_size(layer: nn.Module, in_shape: tuple[int, ...]) -> None:
-    interval = norm_bounds(layer, None)
+    interval = norm_bounds_all_sizes(layer)
     assert interval.kind == "exact"
     assert dense_norm(layer, in_shape) in interval
 
@@ -349,7 +349,7 @@ def test_a_zero_layer(mode: str) -> None:
     interval = norm_bounds(with_weight(layer, torch.zeros(4, 4, 3, 3)), (4, 8, 8))
     assert interval.lower == interval.upper == interval.width == 0
     if mode != "reflect":
-        assert norm_bounds(layer, None).upper == 0
+        assert norm_bounds_all_sizes(layer).upper == 0
 
 
 @pytest.mark.parametrize("mode", ["zeros", "reflect", "circular"])
@@ -391,7 +391,7 @@ def test_the_layer_is_untouched() -> None:
     layer = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.AvgPool2d(2))
     before = copy.deepcopy(layer.state_dict())
     norm_bounds(layer, (3, 12, 12))
-    norm_bounds(layer[:2], None)
+    norm_bounds_all_sizes(layer[:2])
     assert all(torch.equal(before[key], value) for key, value in layer.state_dict().items())
     assert layer.training
     assert all(parameter.grad is None for parameter in layer.parameters())
@@ -436,9 +436,14 @@ def test_failure_out_of_range(failure: Any) -> None:
 
 def test_weights_that_are_not_finite() -> None:
     layer = with_weight(nn.Conv2d(2, 2, 3), torch.full((2, 2, 3, 3), math.nan))
-    for in_shape in ((2, 6, 6), None):
+    for bounded in (lambda: norm_bounds(layer, (2, 6, 6)), lambda: norm_bounds_all_sizes(layer)):
         with pytest.raises(ValueError, match=r"'weight' of Conv2d.* NaN or infinite"):
-            norm_bounds(layer, in_shape)
+            bounded()
+
+
+def test_a_shape_that_is_missing() -> None:
+    with pytest.raises(ValueError, match=r"in_shape.*norm_bounds_all_sizes"):
+        norm_bounds(nn.Conv2d(2, 2, 3))
 
 
 def test_a_shape_that_does_not_fit() -> None:
@@ -460,8 +465,9 @@ REFUSED: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_no_bound_for_every_size(name: str) -> None:
-    with pytest.raises(ValueError, match=r"in_shape=None asks .* Give in_shape"):
-        norm_bounds(REFUSED[name], None)
+    refusal = r"at every input size is known for .* Use norm_bounds\(layer, in_shape"
+    with pytest.raises(ValueError, match=refusal):
+        norm_bounds_all_sizes(REFUSED[name])
 
 
 def test_no_deterministic_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -469,12 +475,23 @@ def test_no_deterministic_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certificates, "deterministic_upper", lambda op, lower, rtol: None)
     monkeypatch.setattr(_bounds, "DENSE_SIDE_DETERMINISTIC", 2)
     layer = nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")
-    with pytest.raises(ValueError, match=r"Conv2d.*256 x 256 matrix.*Use deterministic=False"):
+    refusal = r"Conv2d.*256 x 256 matrix.*Use norm_bounds\(\.\.\., deterministic=False\)"
+    with pytest.raises(ValueError, match=refusal):
         norm_bounds(layer, (4, 8, 8), deterministic=True)
     # Zero padding always has its embedding.
     wide = norm_bounds(nn.Conv2d(48, 48, 3, padding=1), (48, 4, 4), deterministic=True)
     assert wide.kind == "embedding"
     assert wide.width > 0.01
+
+
+def test_a_large_reflected_layer_names_the_probabilistic_bound() -> None:
+    layer = nn.Conv2d(64, 64, 3, padding=1, padding_mode="reflect").double()
+    with pytest.raises(ValueError, match=r"too large .* deterministic=False"):
+        _bounds._certified(
+            sc.as_operator(layer, (64, 100, 100)),
+            Interval(1.0, math.inf, "probabilistic", 0.0),
+            0.01,
+        )
 
 
 # --- Many random layers -------------------------------------------------------------------

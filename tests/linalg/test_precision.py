@@ -235,7 +235,7 @@ ENTRIES: dict[str, Callable[[], object]] = {
     "backward": lambda: sc.spectral_norm(reflect(), SHAPE, differentiable=True).backward(),
     "singular_values": lambda: sc.singular_values(reflect(), SHAPE),
     "norm_bounds": lambda: sc.norm_bounds(reflect(), SHAPE),
-    "every size": lambda: sc.norm_bounds(nn.Conv2d(2, 3, 3, padding=1), None),
+    "every size": lambda: sc.norm_bounds_all_sizes(nn.Conv2d(2, 3, 3, padding=1)),
     "clip_": lambda: sc.clip_(reflect(), 0.4, SHAPE, certify=True),
     "clip_ on a torus": lambda: sc.clip_(nn.Conv2d(2, 3, 3, padding=1), 0.2, SHAPE),
     "exact": lambda: sc.clip_(reflect(), 0.8, SHAPE, exact=True),

@@ -50,6 +50,7 @@ USES: dict[str, Callable[[Any, tuple[int, ...]], Any]] = {
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("case", params(CASES + HALF_CASES))
+@pytest.mark.filterwarnings("ignore::spectralclip.ConvergenceWarning")
 def test_everything_is_as_it_was(case: Case, use: str) -> None:
     layer = case.make()
     disturb(layer)

@@ -43,7 +43,7 @@ def test_values_come_from_below_and_converge(width: int, dtype: torch.dtype, see
     norm, last = norm_of(weight), 0.0
     rounding = 1e-5 if dtype == torch.float32 else 1e-9
     for _ in range(60):
-        seen = tracker.look(op)
+        seen = tracker.refresh(op)
         tracker.keep()
         first = float(seen.S[0])
         assert first <= norm * (1 + rounding)
@@ -57,7 +57,7 @@ def test_several_values_converge_with_their_vectors() -> None:
     weight = torch.randn(25, 20, generator=generator, dtype=torch.float64)
     op, tracker = operator_of(weight), started(4, 20)
     for _ in range(80):
-        seen = tracker.look(op)
+        seen = tracker.refresh(op)
         tracker.keep()
     expected = torch.linalg.svdvals(weight)[:4]
     torch.testing.assert_close(seen.S, expected, rtol=1e-6, atol=0)
@@ -70,7 +70,7 @@ def test_a_convolution_is_followed_on_images() -> None:
     op = as_operator(layer, (2, 6, 6))
     tracker = started(3, 72)
     for _ in range(80):
-        seen = tracker.look(op)
+        seen = tracker.refresh(op)
         tracker.keep()
     norm = dense_norm(layer.eval(), (2, 6, 6))
     assert float(seen.S[0]) == pytest.approx(norm, rel=1e-6)
@@ -84,7 +84,7 @@ def test_a_matrix_that_drifts_is_followed(width: int) -> None:
     tracker = started(width, 40)
     op = operator_of(weight)
     for _ in range(30):
-        tracker.look(op)
+        tracker.refresh(op)
         tracker.keep()
     close = []
     for _ in range(100):
@@ -92,7 +92,7 @@ def test_a_matrix_that_drifts_is_followed(width: int) -> None:
         noise = torch.randn(40, 40, generator=generator, dtype=torch.float64)
         heading = 0.9 * heading + 0.1**0.5 * noise
         weight = weight + 0.003 * heading
-        seen = tracker.look(operator_of(weight))
+        seen = tracker.refresh(operator_of(weight))
         tracker.keep()
         norm = norm_of(weight)
         assert float(seen.S[0]) <= norm * (1 + 1e-12)
@@ -109,16 +109,16 @@ def test_what_is_not_finite_is_said_and_spoils_nothing(bad: float) -> None:
         layer.weight.copy_(weight)
     function, tracker = AffineFunction([layer], (10,)), started(2, 10)
     for _ in range(30):
-        good = tracker.look(live_operator(function))
+        good = tracker.refresh(live_operator(function))
         tracker.keep()
     with torch.no_grad():
         layer.weight[3, 4] = bad
-    seen = tracker.look(live_operator(function))
+    seen = tracker.refresh(live_operator(function))
     assert torch.isnan(seen.S).all()
     tracker.keep()
     with torch.no_grad():
         layer.weight.copy_(weight)
-    again = tracker.look(live_operator(function))
+    again = tracker.refresh(live_operator(function))
     torch.testing.assert_close(again.S, good.S)
 
 
@@ -126,8 +126,8 @@ def test_a_look_that_is_not_kept_changes_nothing() -> None:
     generator = torch.Generator().manual_seed(5)
     weight = torch.randn(12, 10, generator=generator, dtype=torch.float64)
     op, tracker = operator_of(weight), started(2, 10)
-    first = tracker.look(op)
-    second = tracker.look(op)
+    first = tracker.refresh(op)
+    second = tracker.refresh(op)
     assert torch.equal(first.S, second.S)
     assert torch.equal(first.V, second.V)
 
@@ -137,8 +137,8 @@ def test_other_rows_are_taken_into_account_and_counted() -> None:
     weight = torch.randn(12, 10, generator=generator, dtype=torch.float64)
     leading = torch.linalg.svd(weight).Vh[:1]
     op, tracker = operator_of(weight), started(1, 10)
-    without = tracker.look(op)
-    seen = tracker.look(op, others=3.0 * leading)
+    without = tracker.refresh(op)
+    seen = tracker.refresh(op, others=3.0 * leading)
     assert float(seen.S[0]) == pytest.approx(norm_of(weight), rel=1e-9)
     assert seen.applications == without.applications + 1
     # One vector forward and back, and its residual.
@@ -149,20 +149,20 @@ def test_the_rise_is_what_a_look_has_won() -> None:
     generator = torch.Generator().manual_seed(7)
     weight = torch.randn(30, 30, generator=generator, dtype=torch.float64)
     op, tracker = operator_of(weight), started(1, 30)
-    first = tracker.look(op)
+    first = tracker.refresh(op)
     tracker.keep()
-    second = tracker.look(op)
-    assert second.rise == pytest.approx(float(second.S[0] - first.S[0]), rel=1e-6)
-    assert second.rise > 0
+    second = tracker.refresh(op)
+    assert tracker.gain == pytest.approx(float(second.S[0] - first.S[0]), rel=1e-6)
+    assert tracker.gain > 0
     for _ in range(60):
         tracker.keep()
-        last = tracker.look(op)
-    assert abs(last.rise) < 1e-6
+        tracker.refresh(op)
+    assert abs(tracker.gain) < 1e-6
 
 
 def test_a_matrix_of_zeros_has_a_value_of_zero() -> None:
     tracker = started(2, 6)
-    seen = tracker.look(operator_of(torch.zeros(5, 6, dtype=torch.float64)))
+    seen = tracker.refresh(operator_of(torch.zeros(5, 6, dtype=torch.float64)))
     tracker.keep()
     assert torch.equal(seen.S, torch.zeros_like(seen.S))
     for rows in (seen.U, seen.V):

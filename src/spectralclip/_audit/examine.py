@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from spectralclip._audit.frobenius import frobenius_norm
 from spectralclip._bounds import Interval, norm_bounds
 from spectralclip._common import Shape
-from spectralclip._linalg import wide
+from spectralclip._linalg import largest_singular_value, wide
 from spectralclip._models import unhooked
 from spectralclip._operators import (
     LinearOperator,
@@ -190,9 +190,7 @@ def _kernel(module: nn.Module) -> Tensor | None:
 def _matrix_norm(matrix: Tensor) -> float:
     matrix = wide(matrix)
     if min(matrix.shape) <= _LARGEST_GRAM:
-        scale = float(matrix.abs().max()) or 1.0  # squares are to stay in range
-        small = matrix / scale if matrix.shape[0] <= matrix.shape[1] else matrix.T / scale
-        return scale * math.sqrt(max(0.0, float(torch.linalg.eigvalsh(small @ small.T)[-1])))
+        return largest_singular_value(matrix)
     shape = (matrix.shape[1],)
     linear = functools.partial(nn.functional.linear, weight=matrix)
     op = as_operator(linear, shape, dtype=matrix.dtype, device=matrix.device)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from spectralclip._linalg import largest_singular_value
 from spectralclip._models import (
     BATCH_NORM,
     BEFORE_A_NORM,
@@ -57,7 +57,8 @@ def _explained(module: nn.Module, why: str) -> str:
     """Why a module is no layer, and what can be done about it, in an audit's terms."""
     if isinstance(module, _RECURRENT) and why != _UNUSED:
         norms = [
-            f"{name} {' x '.join(map(str, weight.shape))} of norm {_norm(weight):.4g}"
+            f"{name} {' x '.join(map(str, weight.shape))} of norm "
+            f"{largest_singular_value(weight.detach()):.4g}"
             for name, weight in module.named_parameters()
             if weight.ndim == 2 and not weight.is_meta and not is_sharded_tensor(weight)
         ]
@@ -72,10 +73,6 @@ def _explained(module: nn.Module, why: str) -> str:
             "its eps: a larger eps, or batch norm in its place, lowers that."
         )
     return why
-
-
-def _norm(weight: Tensor) -> float:
-    return float(torch.linalg.matrix_norm(weight.detach().float().cpu(), ord=2))
 
 
 def _is_no_layer(module: nn.Module, why: str) -> bool:

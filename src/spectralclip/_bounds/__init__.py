@@ -1,18 +1,18 @@
 """Certified intervals around a norm."""
 
+from spectralclip._bounds.all_sizes import norm_bounds_all_sizes
 from spectralclip._bounds.exact import embedding_sides, torus_norm
-from spectralclip._bounds.lanczos import Recurrence, continued, slack
+from spectralclip._bounds.lanczos import slack
 from spectralclip._bounds.norm_bounds import Interval, check_request, norm_bounds
 from spectralclip._bounds.views import View
 
 __all__ = [
     "Interval",
-    "Recurrence",
     "View",
     "check_request",
-    "continued",
     "embedding_sides",
     "norm_bounds",
+    "norm_bounds_all_sizes",
     "slack",
     "torus_norm",
 ]

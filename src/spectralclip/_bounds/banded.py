@@ -8,7 +8,7 @@ without a known geometry everything is taken to depend on everything.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import final
@@ -16,31 +16,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from spectralclip._operators import LinearMap
-
-
-@final
-@dataclass(frozen=True)
-class Shortened:
-    """A shorter image whose blocks are all those of a long one.
-
-    Away from the ends of the axis a convolution only shifts. The long matrix has `inserted`
-    more copies of the block column `middle`; before it the two agree, and after it up to a shift.
-
-    Attributes:
-        map_: M on the shorter image.
-        middle: A block column of the middle part.
-        inserted: How much longer the long axis is.
-    """
-
-    map_: LinearMap
-    middle: int
-    inserted: int
-
-    def place(self, i: int, j: int) -> tuple[int, int]:
-        """Where block i, j of the long matrix is found, for `i >= j`."""
-        back = min(max(0, j - self.middle), self.inserted)
-        return i - back, j - back
+from spectralclip._operators import ConvMap, LinearMap, TransposedMap, read_positions
 
 
 @final
@@ -55,57 +31,38 @@ class BandedGram:
         size: Rows of a block.
         groups: Number of independent matrices.
         bandwidth: Blocks further than this from the diagonal are zero.
-        maps: The stages of M.
+        maps: The stages of M, the first applied first.
         device: Where they work.
-        largest_weight: By which entries are multiplied at most.
     """
 
-    def __init__(
-        self,
-        maps: Sequence[LinearMap],
-        axis: int,
-        device: torch.device,
-        weights: Mapping[int, Tensor] | None = None,
-        short: Shortened | None = None,
-    ) -> None:
-        """Look at the structure; nothing is computed yet.
-
-        Args:
-            maps: The stages of M, the first applied first.
-            axis: Along which to cut, counted in the shape with its channels.
-            device: Where the maps work.
-            weights: For some other axes, a matrix of non-negative numbers by which pairs of
-                positions are multiplied.
-            short: Where the same blocks can be had for less.
-        """
+    def __init__(self, maps: Sequence[LinearMap], axis: int, device: torch.device) -> None:
+        """Read off the structure along an axis, counted with the channels; nothing is computed."""
         self.maps, self._axis, self.device = tuple(maps), axis, device
         couples = coupling(maps, axis)
         self._order = _order(couples)
         self.count, self.bandwidth = len(couples), bandwidth(couples[self._order][:, self._order])
+        short = shortened(maps[0], axis, bandwidth(couples)) if len(maps) == 1 else None
         self._short, self._formed = short, (short.map_,) if short else self.maps
         self._shape = self._formed[0].source.shape
         self._couples = coupling(self._formed, axis)
         self._colours = _colours(self._couples)
         others = [other for other in range(1, len(self._shape)) if other != axis]
-        beside = torch.ones(1, 1, dtype=torch.float64, device="cpu")
+        beside = torch.ones(1, 1, device="cpu")
         colours = torch.zeros(1, dtype=torch.long, device="cpu")
         for other in others:
             near = coupling(maps, other)
-            given = near.double() if not weights or other not in weights else weights[other] * near
-            beside = torch.kron(beside, given)
+            beside = torch.kron(beside, near.float())
             own = _colours(near)
             colours = (colours[:, None] * (int(own.max()) + 1) + own).flatten()
         self._beside_count, self._beside_colours = beside.shape[0], colours
-        rows, columns = beside.nonzero(as_tuple=True)
-        self._pairs = rows, columns, beside[rows, columns]
-        self.largest_weight = max(1.0, float(beside.max()))
+        self._pairs = beside.nonzero(as_tuple=True)
         self.groups = math.gcd(*(map_.channel_groups for map_ in maps)) or self._shape[0]
         self._channels = self._shape[0] // self.groups
         self.size = beside.shape[0] * self._channels
 
     @property
     def work(self) -> float:
-        """Multiplications that a certificate takes: products, solves and the check of both."""
+        """Multiply-adds that a certificate takes: products, solves and the check of both."""
         w = self.bandwidth
         return float(self.groups * self.count * self.size**3) * ((w * w + 5 * w) / 2 + 1.5)
 
@@ -125,9 +82,8 @@ class BandedGram:
         images = self._images[int(self._colours[t])]
         out = images.new_zeros(self.groups, positions, channels, positions, channels)
         if bool(self._couples[s, t]):
-            q, p, weights = self._pairs
+            q, p = self._pairs
             values = images[..., s, :][self._beside_colours[p], :, :, :, q]
-            values = values * weights.to(values).reshape(-1, 1, 1, 1)
             out[:, q, :, p, :] = values.permute(0, 2, 3, 1)
         return out.reshape(self.groups, self.size, self.size)
 
@@ -200,3 +156,69 @@ def bandwidth(couples: Tensor) -> int:
     """How far from the diagonal there are entries."""
     rows, columns = couples.nonzero(as_tuple=True)
     return int((rows - columns).abs().max()) if len(rows) else 0
+
+
+# --- A shorter image ------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True)
+class Shortened:
+    """A shorter image whose blocks are all those of a long one.
+
+    Away from the ends of the axis a convolution only shifts. The long matrix has `inserted`
+    more copies of the block column `middle`; before it the two agree, and after it up to a shift.
+
+    Attributes:
+        map_: M on the shorter image.
+        middle: A block column of the middle part.
+        inserted: How much longer the long axis is.
+    """
+
+    map_: LinearMap
+    middle: int
+    inserted: int
+
+    def place(self, i: int, j: int) -> tuple[int, int]:
+        """Where block i, j of the long matrix is found, for `i >= j`."""
+        back = min(max(0, j - self.middle), self.inserted)
+        return i - back, j - back
+
+
+def shortened(map_: LinearMap, axis: int, bandwidth: int) -> Shortened | None:
+    """A shorter image with all blocks of `M M^T`, along an axis of a convolution's output.
+
+    Outputs that read no padding along the axis have blocks that depend on their distance alone.
+    It is enough to keep those at both ends and, between them, the bandwidth and one more.
+    """
+    conv = map_.convolution
+    if conv is None or not map_.is_transposed:
+        return None
+    geometry, size = conv.geometry, conv.source.shape[axis]
+    stride, before = geometry.stride[axis - 1], geometry.before[axis - 1]
+    span = geometry.dilation[axis - 1] * (conv.weight.shape[axis + 1] - 1) + 1
+    firsts = [place * stride - before for place in range(conv.target.shape[axis])]
+    inner = [place for place, first in enumerate(firsts) if 0 <= first <= size - span]
+    inserted = len(inner) - bandwidth - 1
+    if inserted < 1:
+        return None
+    removed = inserted * stride
+    # What outputs up to the middle and the bandwidth read must not move, and what those after the
+    # middle read must move with the far end.
+    here, there = _reads(conv, axis, size - removed), _reads(conv, axis, size)
+    low = firsts[inner[0] + bandwidth] + span + before
+    high = firsts[inner[0] + 1] + before
+    moved = there[high + removed :] - removed
+    if not (torch.equal(here[:low], there[:low]) and torch.equal(here[high:], moved)):
+        return None
+    shape = (*conv.source.shape[:axis], size - removed, *conv.source.shape[axis + 1 :])
+    short = ConvMap(conv.weight, geometry, shape, channels_last=conv.source.channels_last)
+    return Shortened(TransposedMap(short), inner[0], inserted)
+
+
+def _reads(conv: ConvMap, axis: int, size: int) -> Tensor:
+    """For each padded position, which input it holds; zeros of the padding hold one outside."""
+    before, after = conv.geometry.before[axis - 1], conv.geometry.after[axis - 1]
+    if conv.geometry.mode == "zeros":
+        return torch.arange(-before, size + after, device="cpu")
+    return read_positions(conv.geometry.mode, before, size, after)

@@ -3,7 +3,6 @@
 If `u^2 I - A` has a Cholesky factor, for `A = M^T M` or `A = M M^T`, then `||M|| <= u`. A guess
 just above a Lanczos value therefore turns that value into an interval. For a layer with spatial
 axes A is block-banded: the factorization runs along the image and keeps a few blocks at a time.
-Where the image is too large for that, it is cut into strips.
 
 *Why this is a proof in floating point.* Nothing is assumed about how the factor L was found. Let
 B be the symmetric matrix that was formed in place of A. Then
@@ -26,15 +25,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from spectralclip._bounds.banded import BandedGram, bandwidth, coupling
-from spectralclip._bounds.strips import Strip, largest_eigenvalue, shortened, strips
-from spectralclip._operators import ConvMap, LinearMap, LinearOperator, plain_numerics
-from spectralclip._spectrum import svds
+from spectralclip._bounds.banded import BandedGram
+from spectralclip._operators import LinearOperator, plain_numerics
+from spectralclip._spectrum import leading_spectrum
 
 # What is still worth a certificate, in multiplications and in numbers held: some two minutes of
 # one core, and a gigabyte and a half.
@@ -46,17 +43,16 @@ _MARGINS = (1.0, 5.0, 20.0, 100.0)
 
 
 @plain_numerics()
-def deterministic_upper(op: LinearOperator, lower: float, rtol: float) -> tuple[float, str] | None:
+def deterministic_upper(op: LinearOperator, lower: float, rtol: float) -> float | None:
     """An upper bound on the norm of an operator that holds without any chance of failure.
 
     Args:
         op: The operator, in float64.
         lower: A lower bound, as from Lanczos; a sharper one is looked for.
-        rtol: How far above the norm the bound should lie at most. A factorization stays within
-            1e-4 as a rule. Strips are as wide as this asks for, or as the work allows.
+        rtol: How far above the norm the bound should lie at most; it is within 1e-4 as a rule.
 
     Returns:
-        The bound and its kind, "cholesky" or "strips"; None where the layer is too large.
+        The bound; None where the layer is too large.
 
     Raises:
         ValueError: The operator is not in float64.
@@ -68,15 +64,11 @@ def deterministic_upper(op: LinearOperator, lower: float, rtol: float) -> tuple[
         )
     balanced, scale = op.balanced()
     gram = _cheapest(balanced)
-    if gram is not None:
-        sharper = float(svds(balanced, balanced.in_shape, 1, tol=1e-6).S[0])
-        guess = max(lower * scale, sharper) ** 2
-        kind, square = "cholesky", _certified(gram, guess, min(2e-4, max(rtol, 4e-6)))
-    else:
-        kind, square = "strips", _strip_square(balanced, rtol)
-    if square is None:
+    if gram is None:
         return None
-    return math.sqrt(square) * (1 + 2.0**-50) / scale, kind
+    sharper = float(leading_spectrum(balanced, 1, tol=1e-6).S[0])
+    square = _certified(gram, max(lower * scale, sharper) ** 2, min(2e-4, max(rtol, 4e-6)))
+    return None if square is None else math.sqrt(square) * (1 + 2.0**-50) / scale
 
 
 def _cheapest(op: LinearOperator) -> BandedGram | None:
@@ -89,22 +81,9 @@ def _cheapest(op: LinearOperator) -> BandedGram | None:
         for axis in range(1, max(2, len(shape))):
             beside = math.prod(n for other, n in enumerate(shape) if other not in (0, axis))
             if max(beside, *shape[1:], 1) <= _LONGEST:
-                found.append(_gram(maps, axis, op.device))
+                found.append(BandedGram(maps, axis, op.device))
     fitting = [gram for gram in found if gram.work <= _WORK and gram.numbers <= _NUMBERS]
     return min(fitting, key=lambda gram: gram.work, default=None)
-
-
-def _gram(
-    maps: Sequence[LinearMap],
-    axis: int,
-    device: torch.device,
-    weights: Mapping[int, Tensor] | None = None,
-) -> BandedGram:
-    """The Gram matrix, from a shorter image where there is one: on the outputs of a convolution."""
-    conv, short = maps[0].convolution, None
-    if len(maps) == 1 and conv is not None and maps[0].is_transposed:
-        short = shortened(conv, axis, bandwidth(coupling(maps, axis)))
-    return BandedGram(maps, axis, device, weights, short)
 
 
 def _certified(gram: BandedGram, guess: float, margin: float) -> float | None:
@@ -159,50 +138,6 @@ def certified_square(gram: BandedGram, square: float) -> float | None:
     return bound if 0 < bound < math.inf else None
 
 
-# --- Strips -------------------------------------------------------------------------------
-
-
-def _strip_square(op: LinearOperator, rtol: float) -> float | None:
-    """A bound on the squared norm of a single convolution from strips of its outputs."""
-    conv = op.maps[0].convolution if len(op.maps) == 1 else None
-    if conv is None or len(conv.target.shape) < 3 or max(conv.target.shape[1:]) > _LONGEST:
-        return None
-    axes = sorted(range(1, len(conv.target.shape)), key=lambda axis: conv.target.shape[axis])
-    along, windowed = axes[-1], axes[-2]
-    parts = _affordable_strips(conv, windowed, along, rtol)
-    if not parts:
-        return None
-    guess = max(largest_eigenvalue(part) for part in parts)
-    largest = 0.0
-    for part in parts:  # one at a time: each holds many numbers
-        bound = _certified(_strip_gram(part, along), guess, 2e-3)
-        if bound is None:
-            return None
-        largest = max(largest, bound)
-    return largest
-
-
-def _affordable_strips(conv: ConvMap, windowed: int, along: int, rtol: float) -> list[Strip]:
-    """Strips as wide as wanted, or less: the excess is about `0.7 (bandwidth / width)^2`."""
-    reach = bandwidth(coupling([conv.transpose()], windowed))
-    least = 2 * reach + 2
-    width = max(least, math.ceil(reach * math.sqrt(0.7 / rtol)))
-    width = min(width, conv.target.shape[windowed] - 1)
-    while width >= least:
-        parts = strips(conv, windowed, width, reach) or []
-        grams = [_strip_gram(part, along) for part in parts]
-        most = max((gram.numbers for gram in grams), default=math.inf)
-        if sum(gram.work for gram in grams) <= _WORK and most <= _NUMBERS:
-            return parts
-        width = min(width - 1, int(0.9 * width))
-    return []
-
-
-def _strip_gram(strip: Strip, along: int) -> BandedGram:
-    maps, device = [strip.conv.transpose()], strip.conv.weight.device
-    return _gram(maps, along, device, {strip.axis: strip.weights})
-
-
 # --- Rounding -----------------------------------------------------------------------------
 
 
@@ -210,11 +145,11 @@ def rounding(gram: BandedGram) -> float:
     """An upper bound on the 2-norm of what rounding does to A where it is formed.
 
     Entry by entry it is at most `gamma_K` times `|M|^T |M|`, with K the number of products in a
-    sum, over all stages and both directions. Weights multiply the bound, and round a little too.
+    sum, over all stages and both directions.
     """
     norm = math.prod(map_.absolute_norm(gram.device) for map_ in gram.maps)
     terms = sum(map_.rounding_terms for map_ in gram.maps) + 4 * sum(gram.maps[0].source.shape) + 64
-    return 1.01 * _gamma(terms) * norm * norm * gram.largest_weight
+    return 1.01 * _gamma(terms) * norm * norm
 
 
 def _gamma(terms: float) -> float:

@@ -15,7 +15,7 @@ import math
 import torch
 
 from spectralclip._common import Shape
-from spectralclip._linalg import largest_eigenvalue, on_host
+from spectralclip._linalg import largest_singular_value
 from spectralclip._operators import ConvMap, LinearOperator, ListedBlocks
 from spectralclip._spectrum import Torus, symbol_peak
 
@@ -39,18 +39,12 @@ def listed_blocks(op: LinearOperator) -> ListedBlocks | None:
 
 
 def largest_value(form: ListedBlocks) -> float:
-    """The largest singular value of many small matrices, from their Grams in float64."""
+    """The largest singular value of many small matrices."""
     rows, columns = form.block_shape
     count, chunk = form.copies.shape[0], max(1, 2**22 // (rows * columns))
     best = 0.0
     for start in range(0, count, chunk):
-        blocks = on_host(form.blocks(slice(start, min(start + chunk, count))))
-        scale = float(blocks.abs().max())  # keeps squares in range
-        if best >= scale * math.sqrt(rows * columns):
-            continue
-        blocks = blocks / scale
-        gram = blocks @ blocks.mH if rows <= columns else blocks.mH @ blocks
-        best = scale * math.sqrt(largest_eigenvalue(gram, (best / scale) ** 2))
+        best = largest_singular_value(form.blocks(slice(start, min(start + chunk, count))), best)
     return best
 
 

@@ -8,7 +8,6 @@ A Ritz value is a lower bound. An upper bound needs an argument of its own:
 - *probabilistic*: any layer. One Lanczos run from a random vector; the bound fails only if that
   vector was nearly orthogonal to the leading one, which has a known small probability
   (`lanczos`);
-- *every size*: the symbol of a convolution between the points of a grid, by Riesz's lemma;
 - certificates for what is left, where a deterministic answer is asked for (`cholesky`).
 
 Here it is decided which of them a layer gets, from what it is and what each would cost.
@@ -19,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -35,18 +34,13 @@ from spectralclip._bounds.exact import (
 )
 from spectralclip._bounds.lanczos import Search, relative_width, slack
 from spectralclip._bounds.views import View
-from spectralclip._common import Shape
-from spectralclip._linalg import largest_eigenvalue, norm_is_below, on_host
+from spectralclip._linalg import largest_singular_value, norm_is_below
 from spectralclip._operators import (
-    ConvMap,
     Layer,
     LinearOperator,
     ListedBlocks,
-    describe,
-    known_shape,
     plain_numerics,
 )
-from spectralclip._spectrum import Torus, enough_points
 
 # Smaller sides up to which the whole matrix is formed; more where only a proof will do.
 DENSE_SIDE, DENSE_SIDE_DETERMINISTIC = 64, 1024
@@ -64,8 +58,8 @@ class Interval:
     Attributes:
         lower: Lower end.
         upper: Upper end.
-        kind: What the upper end rests on: "exact", "embedding", "every size", "cholesky",
-            "strips" (all deterministic), or "probabilistic".
+        kind: What the upper end rests on: "exact", "embedding", "every size", "cholesky" (all
+            deterministic), or "probabilistic".
         failure: Probability that the upper end is too small; 0 for deterministic kinds.
         applications: Vectors sent through the layer or its transpose, one each.
 
@@ -108,10 +102,8 @@ def norm_bounds(
         layer: A module, a sequence of modules (their composition), an affine callable, or
             what `as_operator` made of one.
         in_shape: Shape of one input, without the batch dimension. May be left out where the layer
-            knows it (`nn.Linear`, compositions that begin with one, an operator). Elsewhere
-            None asks for a bound that holds at every input size: for batch norms, and
-            convolutions with zero or circular padding, alone or with batch norms around them.
-            The interval then holds the supremum over all sizes.
+            knows it (`nn.Linear`, compositions that begin with one, an operator). For a bound that
+            holds at every input size see `norm_bounds_all_sizes`.
         rtol: Relative width to stop at. A wider interval is returned where this one is out of
             reach; it holds all the same.
         failure: Accepted probability that a probabilistic upper end is too small.
@@ -129,15 +121,8 @@ def norm_bounds(
         >>> interval = norm_bounds(conv, (16, 32, 32))
         >>> interval.kind, interval.width <= 0.01
         ('embedding', True)
-        >>> norm_bounds(conv, None).kind
-        'every size'
     """
     check_request(rtol, failure)
-    if in_shape is None:
-        known = layer.in_shape if isinstance(layer, LinearOperator) else known_shape(layer)
-        if known is None:
-            return _every_size(layer, rtol)
-        in_shape = known
     view = View(layer, in_shape)
     request = _Request(rtol, failure, deterministic)
     generator = generator or torch.Generator("cpu").manual_seed(0)
@@ -152,7 +137,8 @@ def norm_bounds(
     return found
 
 
-def check_request(rtol: float, failure: float) -> None:
+def check_request(rtol: float, failure: float = 0.5) -> None:
+    """Raise unless these are a width and a probability."""
     if not isinstance(rtol, (int, float)) or not (math.isfinite(rtol) and rtol > 0):
         raise ValueError(f"rtol must be a positive number such as 0.01, got {rtol!r}.")
     if not isinstance(failure, (int, float)) or not 0 < failure < 1:
@@ -244,7 +230,8 @@ def _iterated(view: View, request: _Request, generator: torch.Generator) -> Inte
     # On large images an embedding is nearly the norm, and waves are nearly singular vectors.
     if ceiling < math.inf and view.is_large(rtol / 2):
         near = view.cropped(SHARE * rtol) or view
-        ends = Search(near, rtol, failure, ceiling, deterministic=True, waves=True).run(generator)
+        search = Search(near, rtol, failure, ceiling, deterministic=True, fourier_modes=True)
+        ends = search.run(generator)
         spent = ends.applications
         if relative_width(ends.lower, ceiling) <= rtol:
             return Interval(ends.lower, ceiling, "embedding", 0.0, spent)
@@ -271,12 +258,8 @@ def _formable(op: LinearOperator, side: int) -> bool:
 
 def _dense(op: LinearOperator) -> Interval:
     """The norm of the matrix itself, formed by as many applications as its shorter side has."""
-    matrix = on_host(op.to_dense())
-    m, n = matrix.shape
-    scale = float(matrix.abs().max()) or 1.0
-    matrix = matrix / scale
-    gram = matrix @ matrix.T if m <= n else matrix.T @ matrix
-    value = scale * math.sqrt(largest_eigenvalue(gram[None], 0.0))
+    m, n = op.shape
+    value = largest_singular_value(op.to_dense())
     margin = 4 * (m + n) * torch.finfo(torch.float64).eps + slack(op.dtype)
     return Interval(value * (1 - margin), value * (1 + margin), "exact", 0.0, min(m, n))
 
@@ -288,85 +271,14 @@ def _certified(double: LinearOperator, found: Interval, rtol: float) -> Interval
         return replace(formed, applications=formed.applications + found.applications)
     from spectralclip._bounds.cholesky import deterministic_upper
 
-    certificate = deterministic_upper(double, found.lower, rtol)
-    if certificate is not None and certificate[0] < found.upper:
-        return Interval(found.lower, *certificate, 0.0, found.applications)
+    upper = deterministic_upper(double, found.lower, rtol)
+    if upper is not None and upper < found.upper:
+        return Interval(found.lower, upper, "cholesky", 0.0, found.applications)
     if math.isinf(found.upper):
         m, n = double.shape
         raise ValueError(
-            f"{double.name} is a {m} x {n} matrix with no exact form, and no deterministic bound "
-            "fits it. Use deterministic=False for one that fails with a known small probability."
+            f"{double.name} is a {m} x {n} matrix with no exact form, and too large for a "
+            "deterministic bound. Use norm_bounds(..., deterministic=False): its upper end fails "
+            "with a known small probability."
         )
     return found
-
-
-# --- Every input size ----------------------------------------------------------------------
-
-
-def _every_size(layer: Layer | LinearOperator, rtol: float) -> Interval:
-    """Bounds on the supremum of the norm over all input sizes."""
-    view = View(layer, _probe_shape(layer))
-    conv = view.convolution
-    if conv is None:
-        if listed_blocks(view.op) is None:
-            raise _needs_shape(layer)
-        return _exact(view)
-    geometry, kernel = conv.geometry, conv.weight.shape[2:]
-    paddings = zip(geometry.before, geometry.after, geometry.dilation, kernel, strict=True)
-    repeats = any(before + after > d * (k - 1) for before, after, d, k in paddings)
-    circular = geometry.mode == "circular"
-    if geometry.mode != "zeros" and (repeats or not circular):
-        raise _needs_shape(layer)
-    lower, upper = _supremum(conv, geometry.stride, rtol)
-    if circular and max(geometry.stride) > 1:
-        # At sizes that the stride does not divide, the last window and the first are closer
-        # than a stride: all that is left is that they are windows of stride one.
-        upper = _supremum(conv, (1,) * len(kernel), rtol)[1]
-    return Interval(lower, upper, "every size", 0.0)
-
-
-def _needs_shape(layer: Layer | LinearOperator) -> ValueError:
-    name = layer.name if isinstance(layer, LinearOperator) else describe(layer)
-    return ValueError(
-        f"in_shape=None asks for a bound at every input size, which is known for a dense layer, a "
-        "batch norm, or one convolution with zero padding (or circular padding that repeats no "
-        f"window), alone or with batch norms around it; got {name}. Give in_shape, the shape of "
-        "one input such as (3, 32, 32)."
-    )
-
-
-def _probe_shape(layer: Layer | LinearOperator) -> Shape:
-    """Some shape that the layer accepts."""
-    parts: list[Any] = [layer]
-    while any(isinstance(part, (nn.Sequential, list, tuple)) for part in parts):
-        at = next(i for i, p in enumerate(parts) if isinstance(p, (nn.Sequential, list, tuple)))
-        parts[at : at + 1] = list(parts[at])
-    convs = [part for part in parts if isinstance(part, nn.modules.conv._ConvNd)]
-    norms = [part for part in parts if isinstance(part, nn.modules.batchnorm._BatchNorm)]
-    linears = [part for part in parts if isinstance(part, nn.Linear)]
-    known = len(convs) + len(norms) + len(linears) == len(parts) > 0
-    if not known or len(convs) + len(linears) > 1:
-        raise _needs_shape(layer)
-    names = ("in_channels", "in_features", "num_features")
-    channels = next(getattr(parts[0], name) for name in names if hasattr(parts[0], name))
-    if not convs:
-        axes = {nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}.get(type(parts[0]), 0)
-        return (channels, *[1] * axes)
-    conv = convs[0]
-    padding = (0,) * len(conv.kernel_size) if isinstance(conv.padding, str) else conv.padding
-    reach = zip(conv.dilation, conv.kernel_size, padding, strict=True)
-    return (channels, *[2 * (d * (k - 1) + 1 + p) for d, k, p in reach])
-
-
-def _supremum(conv: ConvMap, stride: Shape, rtol: float) -> tuple[float, float]:
-    """Bounds on the largest singular value of a convolution's symbol over all frequencies.
-
-    The torus is so fine that a search of cells two frequencies wide suffices. A dilation d
-    stretches frequencies and nothing else; what it shares with the stride cancels.
-    """
-    steps = tuple(s // math.gcd(s, d) for s, d in zip(stride, conv.geometry.dilation, strict=True))
-    ones, excess = (1,) * len(steps), 0.99 * rtol
-    points = enough_points(Torus(conv, steps, steps, ones).degrees, excess)
-    sides = tuple(s * 2 ** (1 + n.bit_length()) for s, n in zip(steps, points, strict=True))
-    torus = Torus(conv, sides, steps, ones)
-    return peak_with_margin(conv, torus, excess, everywhere=True)

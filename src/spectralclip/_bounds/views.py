@@ -23,7 +23,7 @@ from spectralclip._spectrum import enough_points, symbol_degrees
 class View:
     """A layer at an input size, in its own precision and in float64."""
 
-    def __init__(self, layer: Layer | LinearOperator, in_shape: Sequence[int] | int) -> None:
+    def __init__(self, layer: Layer | LinearOperator, in_shape: Sequence[int] | int | None) -> None:
         self._layer = layer
         self.op = as_operator(layer, in_shape)
 

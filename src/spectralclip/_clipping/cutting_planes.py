@@ -107,7 +107,9 @@ class CutSet:
         # The dual's value at any multipliers is a lower bound, for the cuts as they are.
         quadratic = float(self._multipliers @ self._gram @ self._multipliers)
         dual = float(self._excess @ self._multipliers) - quadratic / 2
-        self.lower_bound = max(self.lower_bound, math.sqrt(max(0.0, 2 * dual)))
+        # Values and gradients are rounded to the layer's precision, and with them the bound.
+        rounded = 1 - 8 * torch.finfo(self._movable.start.dtype).eps
+        self.lower_bound = max(self.lower_bound, rounded * math.sqrt(max(0.0, 2 * dual)))
         weights = self._multipliers.to(self._directions.device, self._directions.dtype)
         move = (weights @ self._directions.flatten(1)).reshape(self._movable.start.shape)
         return self._movable.start - move

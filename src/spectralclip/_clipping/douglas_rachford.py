@@ -23,7 +23,7 @@ from torch import Tensor
 
 from spectralclip._clipping.newton import Projected
 from spectralclip._common import Shape
-from spectralclip._linalg import GramSVD, folded_frequencies, tap_waves
+from spectralclip._linalg import GramSVD, folded_frequencies, symbols, tap_waves
 from spectralclip._operators import ConvMap
 
 
@@ -77,13 +77,7 @@ class TorusSymbols:
 
     def forward(self, weight: Tensor) -> Tensor:
         """`(groups, f, c_out, aliases * c_in)`."""
-        frequencies, aliases, taps = self._waves.shape
-        rows = weight.reshape(-1, taps)
-        flat = self._waves.reshape(-1, taps)
-        symbol = torch.complex(flat.real @ rows.T, flat.imag @ rows.T)
-        c_in = self._shape[1]
-        symbol = symbol.reshape(frequencies, aliases, self._groups, -1, c_in)
-        return symbol.permute(2, 0, 3, 1, 4).reshape(self._groups, frequencies, -1, aliases * c_in)
+        return symbols(weight, self._waves, self._groups)
 
     def adjoint(self, symbol: Tensor) -> Tensor:
         """Back to a kernel: each frequency counts as often as it stands for another one."""

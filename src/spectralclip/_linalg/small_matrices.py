@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import final
 
 import torch
@@ -10,6 +11,23 @@ from torch import Tensor
 from spectralclip._linalg.precision import decomposable, on_host, sent, wide
 
 SLICE = 512  # rows of a large matrix that are widened at once
+
+
+def largest_singular_value(matrices: Tensor, known: float = 0.0) -> float:
+    """The largest singular value of a matrix or a batch, or `known` if that is larger.
+
+    From the Gram matrices of the smaller side, in float64: right to about 1e-9. NaN if an entry is
+    not finite.
+    """
+    rows, columns = matrices.shape[-2:]
+    scale = float(matrices.abs().max()) if matrices.numel() else 0.0
+    if not math.isfinite(scale):
+        return math.nan
+    if known >= scale * math.sqrt(rows * columns):
+        return known
+    blocks = wide(matrices).reshape(-1, rows, columns) / scale  # keeps squares in range
+    grams = blocks @ blocks.mH if rows <= columns else blocks.mH @ blocks
+    return scale * math.sqrt(max(0.0, largest_eigenvalue(grams, (known / scale) ** 2)))
 
 
 def largest_eigenvalue(grams: Tensor, known: float) -> float:
@@ -23,7 +41,7 @@ def largest_eigenvalue(grams: Tensor, known: float) -> float:
         return max(known, float(grams.real.max()))
     seeded = torch.Generator("cpu").manual_seed(0)
     start = torch.randn(side, 1, generator=seeded, dtype=torch.float64, device="cpu")
-    vectors = grams @ start.to(grams.dtype)
+    vectors = grams @ start.to(grams)
     for _ in range(6):
         norms = vectors.norm(dim=1, keepdim=True)
         vectors = grams @ (vectors / norms.clamp_min(1e-300))
@@ -39,10 +57,10 @@ def largest_eigenvalue(grams: Tensor, known: float) -> float:
 def below(grams: Tensor, limit: float) -> Tensor:
     """Which matrices of a batch have no eigenvalue above a limit, by Cholesky factors."""
     if limit <= 0:
-        return torch.zeros(grams.shape[0], dtype=torch.bool, device="cpu")
+        return torch.zeros(grams.shape[0], dtype=torch.bool, device=grams.device)
     if grams.shape[-1] == 1:
         return grams[:, 0, 0].real <= limit
-    identity = torch.eye(grams.shape[-1], dtype=grams.dtype, device="cpu")
+    identity = torch.eye(grams.shape[-1], dtype=grams.dtype, device=grams.device)
     proved: Tensor = torch.linalg.cholesky_ex(limit * identity - grams).info == 0
     return proved
 

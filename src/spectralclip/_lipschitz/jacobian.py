@@ -39,7 +39,7 @@ from spectralclip._operators import (
     describe,
     plain_numerics,
 )
-from spectralclip._spectrum import Exact, Lanczos, Solver, svds
+from spectralclip._spectrum import Exact, Lanczos, Solver, leading_spectrum
 
 # A Ritz value is a lower bound however few the applications.
 _MOST_APPLICATIONS = 80
@@ -145,7 +145,7 @@ def _norm(op: LinearOperator, tol: float, seed: int) -> float:
     if min(op.shape) <= _DENSE_SIDE:
         solver = Exact()
     generator = torch.Generator("cpu").manual_seed(seed)
-    spectrum = svds(op, op.in_shape, 1, tol=tol, solver=solver, generator=generator)
+    spectrum = leading_spectrum(op, 1, tol=tol, solver=solver, generator=generator)
     return float(spectrum.S[0]) * (1 - slack(op.dtype))
 
 

@@ -306,7 +306,7 @@ def input_shape(layer: Layer, in_shape: Sequence[int] | int | None) -> Shape:
             raise ValueError(
                 f"{name} does not say what its inputs look like, as nn.Linear and compositions "
                 "that begin with one do: give in_shape, the shape of one input without the batch "
-                "dimension, such as (3, 32, 32)."
+                "dimension, such as (3, 32, 32). Only norm_bounds_all_sizes does without."
             )
         return known
     try:

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor
 
-from spectralclip._linalg import alias_frequencies, decomposable, folded_frequencies, symbols, wide
+from spectralclip._linalg import (
+    alias_frequencies,
+    decomposable,
+    folded_frequencies,
+    plane_wave,
+    symbols,
+    tap_waves,
+    wide,
+)
 
 if TYPE_CHECKING:  # maps know their blocks, and not the other way round
     from spectralclip._operators.maps import ConvMap, LinearMap
@@ -200,17 +208,12 @@ class CircularBlocks(ListedBlocks):
         return torch.cat(parts)
 
     def _symbols(self, group: int, members: Tensor) -> Tensor:
-        geometry = self._map.geometry
-        single = self._map.weight.dtype == torch.float32
-        return symbols(
-            self._weights[group],
-            self._sides,
-            self._frequencies[members],
-            stride=geometry.stride,
-            dilation=geometry.dilation,
-            padding=geometry.before,
-            dtype=torch.complex64 if single else torch.complex128,
-        )
+        geometry, weight = self._map.geometry, self._weights[group]
+        kernel, chosen = tuple(weight.shape[2:]), self._frequencies[members]
+        steps = geometry.stride, geometry.dilation, geometry.before
+        waves = tap_waves(kernel, self._sides, chosen, *steps)
+        dtype = torch.complex64 if weight.dtype == torch.float32 else torch.complex128
+        return symbols(weight, waves.to(weight.device, dtype))[0]
 
     def right_rows(self, block: int, vector: Tensor, most: int) -> Tensor:
         """The real and the imaginary part of the plane wave; for a real one, both are parallel."""
@@ -218,14 +221,8 @@ class CircularBlocks(ListedBlocks):
         stride = self._map.geometry.stride
         waves = alias_frequencies(self._frequencies[member : member + 1], self._sides, stride)[0]
         amplitudes = vector.reshape(waves.shape[0], -1)
-        image = vector.new_zeros(amplitudes.shape[1], *self._sides)
-        for frequency, amplitude in zip(waves, amplitudes, strict=True):
-            phase = torch.zeros((), dtype=torch.float64, device="cpu")
-            for side, step in zip(self._sides, frequency.tolist(), strict=True):
-                turns = (torch.arange(side, device="cpu") * step).remainder(side).double() / side
-                phase = phase[..., None] + turns
-            wave = torch.polar(torch.ones_like(phase), 2 * math.pi * phase).to(image)
-            image += amplitude.reshape(-1, *[1] * len(self._sides)) * wave
+        zeros = (0,) * len(self._sides)
+        image = plane_wave(waves, amplitudes, self._sides, self._sides, zeros)
         channels = image.shape[0]
         tensor = self._weights.new_zeros(2, *self._layout.shape)
         own = slice(group * channels, (group + 1) * channels)

@@ -1,7 +1,7 @@
 """Singular values and vectors of an operator."""
 
 from spectralclip._spectrum.exact import Exact
-from spectralclip._spectrum.ritz import Ritz, fresh_ritz, warmed_ritz
+from spectralclip._spectrum.rough import fresh_ritz, warmed_ritz
 from spectralclip._spectrum.solvers import Lanczos, PowerQR, Solver
 from spectralclip._spectrum.start_vectors import (
     FILTER_STEPS,
@@ -10,13 +10,14 @@ from spectralclip._spectrum.start_vectors import (
     random_rows,
     torus_map,
 )
-from spectralclip._spectrum.subspace import ROUNDING, descending_eigh, lengths, small, tall_qr
+from spectralclip._spectrum.stopping import ROUNDING
 from spectralclip._spectrum.svds import (
     ConvergenceWarning,
-    Spectrum,
+    leading_spectrum,
     singular_values,
     spectral_norm,
     svds,
+    warned,
 )
 from spectralclip._spectrum.symbol_peak import (
     Torus,
@@ -25,7 +26,8 @@ from spectralclip._spectrum.symbol_peak import (
     symbol_degrees,
     symbol_peak,
 )
-from spectralclip._spectrum.warm_tracker import RitzTracker, Tracked
+from spectralclip._spectrum.triplets import Spectrum, Triplets
+from spectralclip._spectrum.warm_tracker import RitzTracker
 
 __all__ = [
     "FILTER_STEPS",
@@ -34,27 +36,24 @@ __all__ = [
     "Exact",
     "Lanczos",
     "PowerQR",
-    "Ritz",
     "RitzTracker",
     "Solver",
     "Spectrum",
     "Torus",
-    "Tracked",
-    "descending_eigh",
+    "Triplets",
     "enough_points",
     "filtered_row",
     "fresh_ritz",
     "gaussian",
-    "lengths",
+    "leading_spectrum",
     "most_work",
     "random_rows",
     "singular_values",
-    "small",
     "spectral_norm",
     "svds",
     "symbol_degrees",
     "symbol_peak",
-    "tall_qr",
     "torus_map",
     "warmed_ritz",
+    "warned",
 ]

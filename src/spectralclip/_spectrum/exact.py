@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
-from spectralclip._linalg import on_host
+from spectralclip._linalg import on_host, orthonormal_rows
 from spectralclip._operators import LinearOperator
 from spectralclip._spectrum.solvers import Solver
-from spectralclip._spectrum.subspace import ROUNDING, Accuracy, orthonormal_rows, small
+from spectralclip._spectrum.stopping import ROUNDING, StoppingRule
 from spectralclip._spectrum.triplets import (
+    Spectrum,
     Triplets,
+    Verdict,
     assembled,
     finish,
     margin,
@@ -43,37 +45,37 @@ _ADVICE = (
 @final
 @dataclass(frozen=True)
 class Exact(Solver):
-    """Decomposes the layer's small blocks where it falls apart into some, else its matrix.
+    """Decomposes the layer's small blocks where it is block diagonal, else its matrix.
 
-    `tol` and `v0` do not matter to it. Forming the matrix takes `min(m, n)` applications and
+    `tol` and `v0` do not matter to it. Forming the matrix takes `min(m, n)` products and
     `m n` numbers.
     """
 
     def solve(
         self, op: LinearOperator, k: int, tol: float, v0: Tensor | None, generator: torch.Generator
-    ) -> Triplets:
+    ) -> Spectrum:
         """Decompose directly."""
         eps = torch.finfo(op.dtype).eps
-        accuracy = Accuracy(max(tol, ROUNDING * eps), eps)
-        found = self._from_blocks(op, k, accuracy)
+        rule = StoppingRule(max(tol, ROUNDING * eps), eps)
+        found = self._from_blocks(op, k, rule)
         m, n = op.shape
         if found is None or (not found.converged and m * n <= DENSE_LIMIT):
             # Vectors in float32 leave residuals that hide small values; the matrix does not.
             require_dense(op, "Use solver=Lanczos().")
-            found = self._dense(op, k, accuracy, 0 if found is None else found.applications)
-        return found if found.converged else replace(found, advice=_ADVICE)
+            found = self._dense(op, k, rule, 0 if found is None else found.applications)
+        return found.spectrum(op, _ADVICE)
 
     @staticmethod
-    def _from_blocks(op: LinearOperator, k: int, accuracy: Accuracy) -> Triplets | None:
+    def _from_blocks(op: LinearOperator, k: int, rule: StoppingRule) -> Triplets | None:
         form = op.block_form()
         if form is None or form.value_count < k:
             return None
         rows = form.leading_rows(k).to(op.device, op.dtype)
-        found = finish(op, orthonormal_rows(rows, rows[:0]), accuracy, 0)
+        found = finish(op, orthonormal_rows(rows, rows[:0]), rule, 0)
         return found.first(k) if found.S.shape[0] >= k else None
 
     @staticmethod
-    def _dense(op: LinearOperator, k: int, accuracy: Accuracy, spent: int) -> Triplets:
+    def _dense(op: LinearOperator, k: int, rule: StoppingRule, spent: int) -> Triplets:
         m, n = op.shape
         matrix = on_host(op.to_dense())
         U, S, Vh = torch.linalg.svd(matrix, full_matrices=False)
@@ -81,20 +83,13 @@ class Exact(Solver):
         left = op.output_rows(U.reshape(k, *op.out_shape).to(op.device, op.dtype))
         right = op.input_rows(V.reshape(k, *op.in_shape).to(op.device, op.dtype))
         residuals = (U @ matrix - S[:, None] * V).norm(dim=1)
-        eps = accuracy.eps
+        eps = rule.eps
         errors = 2 * margin(op) * S + ROUNDING * torch.finfo(S.dtype).eps * S[0]
         if len(op.maps) > 1 or not op.maps[0].is_explicit:
-            # The entries are rounded sums of products, and so is each further application.
-            overlaps = small(op.adjoint_rows(left) @ right.T) - torch.diag(S)
+            # The entries are rounded sums of products, and so is each further product.
+            overlaps = on_host(op.adjoint_rows(left) @ right.T) - torch.diag(S)
             errors, spent = rounding_errors(op, S, overlaps), spent + k
         zero = (errors >= S) & (errors <= ROUNDING * eps * S[0])
-        accurate = (errors <= accuracy.tol * S) | zero
-        spent += min(m, n)
-        return assembled(op, S, left, right, residuals, errors, accurate, spent)
-
-
-def dense_values(op: LinearOperator) -> Tensor:
-    """All singular values, descending, from the dense matrix."""
-    matrix = on_host(op.to_dense())
-    values: Tensor = torch.linalg.svdvals(matrix)
-    return values.to(op.device, op.dtype)
+        accurate = (errors <= rule.tol * S) | zero
+        verdict = Verdict(residuals, errors, accurate)
+        return assembled(op, S, left, right, verdict, spent + min(m, n))

@@ -6,51 +6,51 @@
 - `PowerQR`, the paper's Algorithm 1.
 - `Exact`, in `exact`, which never iterates on the operator.
 
-All work on flat rows in the layer's own layout and return a `Triplets`.
+Inside all work on flat rows in the layer's own layout.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
-from spectralclip._linalg import wide
+from spectralclip._linalg import LanczosRun, lengths, orthonormal_rows, rows_lq, tall_qr, wide
 from spectralclip._operators import LinearOperator
 from spectralclip._spectrum.start_vectors import filtered_row, has_waves, random_rows
-from spectralclip._spectrum.subspace import (
-    ROUNDING,
-    Accuracy,
-    Subspace,
-    descending_eigh,
-    lengths,
-    orthonormal_rows,
-    rows_lq,
-    tall_qr,
-)
-from spectralclip._spectrum.triplets import Triplets, finish, margin
-from spectralclip._spectrum.two_sided import TwoSidedSpace
+from spectralclip._spectrum.stopping import ROUNDING, STOPPING, StoppingRule
+from spectralclip._spectrum.subspace import KRYLOV, Subspace
+from spectralclip._spectrum.triplets import Spectrum, Triplets, Verdict, finish, margin
 
 
 class Solver(ABC):
-    """Finds the k leading singular triplets."""
+    """Finds the k leading singular triplets.
+
+    Derive from it for a solver of your own, which `svds(..., solver=...)` takes. The page on
+    solvers in the documentation shows one.
+    """
 
     @abstractmethod
     def solve(
         self, op: LinearOperator, k: int, tol: float, v0: Tensor | None, generator: torch.Generator
-    ) -> Triplets:
-        """Solve to relative accuracy `tol`, from the rows `v0` where given."""
+    ) -> Spectrum:
+        """Solve to relative accuracy `tol`.
 
+        Args:
+            op: The operator.
+            k: How many triplets, `1 <= k <= min(op.shape)`.
+            tol: Relative accuracy of the values.
+            v0: Right vectors to start from, `(j, *op.in_shape)`, in the operator's precision and on
+                its device; None for a random start.
+            generator: Source of that.
 
-# Below this many unknowns applications are cheap, and spectra so thin that a missed value is
-# far from its neighbour: two values more than wanted are found, to a stricter rule.
-SMALL = 2048
-# A warm start, or luck, may look converged at once; so long nothing is believed.
-PROBE_STEPS = 10
+        Returns:
+            A `Spectrum`; `Spectrum.from_right_vectors` makes one from right vectors.
+        """
 
 
 @final
@@ -87,21 +87,19 @@ class Lanczos(Solver):
 
     def solve(
         self, op: LinearOperator, k: int, tol: float, v0: Tensor | None, generator: torch.Generator
-    ) -> Triplets:
+    ) -> Spectrum:
         """Solve on the smaller side of the operator."""
         balanced, factor = op.balanced()
-        budget = self.max_applications or 1000 + 200 * k
+        budget, spent = self.max_applications or 1000 + 200 * k, 0
+        start = None if v0 is None else op.input_rows(v0)
         if op.shape[0] >= op.shape[1]:
-            found = self._solve(balanced, k, tol, v0, generator, budget, 0)
+            found = self._solve(balanced, k, tol, start, generator, budget, spent)
         else:
-            start, spent = v0, 0
-            if v0 is not None:
-                start, spent = balanced.forward_rows(v0), v0.shape[0]
+            if start is not None:
+                start, spent = balanced.forward_rows(start), len(start)
             found = self._solve(balanced.adjoint(), k, tol, start, generator, budget, spent)
             found = found.swapped()
-        if not found.converged:
-            found = replace(found, advice=_advice(found, tol))
-        return found.scaled(1 / factor)
+        return found.scaled(1 / factor).spectrum(op, _advice(found, tol))
 
     def _solve(
         self,
@@ -115,62 +113,52 @@ class Lanczos(Solver):
     ) -> Triplets:
         eps, n = torch.finfo(op.dtype).eps, op.shape[1]
         tol = max(tol, ROUNDING * eps)  # what the precision allows
-        if k == 1 and v0 is None and n > SMALL:
+        if k == 1 and v0 is None and n > KRYLOV.small:
             return self._largest(op, tol, generator, budget)
-        wanted = min(k + 2, n) if n <= SMALL else k
+        wanted = min(k + 2, n) if n <= KRYLOV.small else k
         extra = max(3, 3 * k // 10) if self.oversampling is None else self.oversampling
         width = min(wanted + extra, n)
         rows = random_rows(op, width, generator)
         if v0 is not None:
             # Random rows stay, so that what v0 has missed can still be found.
             rows = torch.cat([v0, rows[min(v0.shape[0], k) :]])
-        accuracy = Accuracy(tol, eps, width, 0.1 if n <= SMALL else 0.39)
-        found = self._leading(op, (k, wanted), rows, width, accuracy, generator, budget, spent)
+        caution = STOPPING.caution_small if n <= KRYLOV.small else STOPPING.caution
+        rule = StoppingRule(tol, eps, width, caution)
+        found = self._leading(op, (k, wanted), rows, width, rule, generator, budget, spent)
         return found.first(k)
 
     def _largest(
         self, op: LinearOperator, tol: float, generator: torch.Generator, budget: int
     ) -> Triplets:
-        """The three-term recurrence; copies that rounding makes of converged values do no harm."""
-        limit = min(self.basis or 128, op.shape[1], max(2, budget // 2))
-        start = filtered_row(op, generator)
-        caution = 0.39 if has_waves(op) else 0.25
-        accuracy = Accuracy(tol, torch.finfo(op.dtype).eps, caution=caution)
-        current, previous = start / lengths(start), torch.zeros_like(start)
-        basis: list[Tensor] = []
-        alphas: list[float] = []
-        betas: list[float] = [0.0]
-        check_at = 10  # a good start may look converged before the rest has had its say
+        """The three-term recurrence, which does not have to be reorthogonalized."""
+        limit = min(self.basis or KRYLOV.single_basis, op.shape[1], max(2, budget // 2))
+        caution = STOPPING.caution if has_waves(op) else STOPPING.caution_isolated
+        rule = StoppingRule(tol, torch.finfo(op.dtype).eps, caution=caution)
+        run = LanczosRun(op.gram_rows, filtered_row(op, generator), reorthogonalize=False)
+        check_at = KRYLOV.probe_steps
         while True:
-            basis.append(current)
-            image = op.gram_rows(current)
-            alphas.append(float(torch.sum(image * current)))
-            image = image.sub_(current, alpha=alphas[-1]).sub_(previous, alpha=betas[-1])
-            betas.append(float(lengths(image)))
-            steps = len(basis)
-            exhausted = betas[-1] <= 10 * accuracy.eps * max(alphas)
-            if exhausted or steps >= min(check_at, limit):
-                check_at = steps + max(1, steps // 16)
-                theta, vectors = _tridiagonal_eigh(alphas, betas[1:-1])
-                residual = betas[-1] * vectors[-1, :1].abs()
-                second = theta[1].clamp_min(0) if steps > 1 else 0 * theta[0]
-                error = float(accuracy.estimates(theta[:1], residual, second))
-                settled = float(residual) <= 20 * accuracy.eps * float(theta[0])
-                if exhausted or settled or error <= accuracy.tol:
-                    vector = _combination(basis, vectors[:, 0])
-                    # `A Q = Q T + image e^T` gives the vector's image at no further cost.
-                    gram = vector * theta[0].item() + image * vectors[-1, 0].item()
-                    norm = lengths(vector)
-                    beside, gram = float(second) ** 0.5, gram / norm
-                    return finish(op, vector / norm, accuracy, 2 * steps, beside=beside, gram=gram)
-                if steps >= limit:
-                    break
-            previous, current = current, image / betas[-1]
+            exhausted = not run.step()
+            if not exhausted and run.steps < min(check_at, limit):
+                continue
+            check_at = run.steps + max(1, run.steps // 16)
+            theta, vectors = run.ritz()
+            residual = run.betas[-1] * vectors[-1, :1].abs()
+            second = theta[1].clamp_min(0) if run.steps > 1 else 0 * theta[0]
+            error = float(rule.estimates(theta[:1], residual, second))
+            settled = float(residual) <= ROUNDING * rule.eps * float(theta[0])
+            if exhausted or settled or error <= rule.tol:
+                vector = run.rows(vectors[:, :1])
+                # `A Q = Q T + e rest^T` gives the vector's image at no further cost.
+                gram = vector * theta[0].item() + run.rest * vectors[-1, 0].item()
+                norm, beside = lengths(vector), float(second) ** 0.5
+                spent = 2 * run.steps
+                return finish(op, vector / norm, rule, spent, beside=beside, gram=gram / norm)
+            if run.steps >= limit:
+                break
         # The basis is full: go on from its best part.
-        best = [_combination(basis, vectors[:, index]) for index in range(min(4, limit))]
-        return self._leading(
-            op, (1, 1), torch.cat(best), len(best), accuracy, generator, budget, 2 * steps
-        )
+        best, spent = run.rows(vectors[:, :4]), 2 * run.steps
+        del run
+        return self._leading(op, (1, 1), best, len(best), rule, generator, budget, spent)
 
     def _leading(
         self,
@@ -178,7 +166,7 @@ class Lanczos(Solver):
         counts: tuple[int, int],
         rows: Tensor,
         width: int,
-        accuracy: Accuracy,
+        rule: StoppingRule,
         generator: torch.Generator,
         budget: int,
         applications: int,
@@ -190,37 +178,30 @@ class Lanczos(Solver):
         those to look for.
         """
         n, (asked, k) = op.shape[1], counts
-        # Rough answers come before a long basis pays for its orthogonalization.
-        blocks = 3 if accuracy.tol >= 5e-3 else 5
+        blocks = KRYLOV.rough_blocks if rule.tol >= KRYLOV.rough_tol else KRYLOV.fine_blocks
         basis = self.basis or max(8 * blocks, blocks * width)
         room = min(n, max(basis, width + k, rows.shape[0] + 1))
-        squared = Subspace(op, room, applications)
-        _grow(squared, op, k, rows, width, accuracy, generator, budget)
-        vectors, images = squared.ritz(list(range(k)))
-        found = finish(
-            op,
-            vectors,
-            accuracy,
-            squared.applications,
-            beside=squared.beside(width),
-            gram=images,
-        )
+        space = Subspace(op, room, applications, generator)
+        _grow(space, op, k, rows, width, rule, generator, budget)
+        vectors, images = space.ritz(k)
+        beside, spent = space.beside(width), space.applications
+        found = finish(op, vectors, rule, spent, beside=beside, gram=images)
         if found.first(asked).converged or found.applications + 3 * k >= budget:
             return found
-        rows = squared.ritz(list(range(min(squared.size, width))))[0]
-        space = TwoSidedSpace(op, room, found.applications, generator)
-        del squared
-        _grow(space, op, k, rows, width, accuracy, generator, budget)
-        return finish(op, space.ritz(k), accuracy, space.applications, beside=space.beside(width))
+        rows = space.ritz(width)[0]
+        del space
+        space = Subspace(op, room, found.applications, generator, two_sided=True)
+        _grow(space, op, k, rows, width, rule, generator, budget)
+        return finish(op, space.ritz(k)[0], rule, space.applications, beside=space.beside(width))
 
 
 def _grow(
-    space: Subspace | TwoSidedSpace,
+    space: Subspace,
     op: LinearOperator,
     k: int,
     rows: Tensor,
     width: int,
-    accuracy: Accuracy,
+    rule: StoppingRule,
     generator: torch.Generator,
     budget: int,
 ) -> None:
@@ -234,18 +215,18 @@ def _grow(
             fresh = orthonormal_rows(torch.cat([fresh, more]), space.vectors)
         space.expand(fresh[: room - space.size])
         steps += 1
-        rows, open_ = space.unconverged(open_ or list(range(k)), width, accuracy)
+        rows, open_ = space.unconverged(open_ or list(range(k)), width, rule)
         if not open_:
             # What converged first may have moved since.
-            rows, open_ = space.unconverged(list(range(k)), width, accuracy)
+            rows, open_ = space.unconverged(list(range(k)), width, rule)
         if space.size == n or space.applications + 3 * k >= budget:
             return
-        if not open_ and steps >= PROBE_STEPS:
+        if not open_ and steps >= KRYLOV.probe_steps:
             return
         if not open_:
             # The first vector behind those wanted is a probe for what is still hidden.
             after = list(range(k, min(space.size, k + 2 * width)))
-            rows = space.unconverged(after, width, accuracy)[0][:1]
+            rows = space.unconverged(after, width, rule)[0][:1]
         if space.size + rows.shape[0] > room:
             space.restart(min(max(k + width // 2, space.size // 2), room - rows.shape[0]))
         fresh = orthonormal_rows(rows, space.vectors)
@@ -255,38 +236,23 @@ def _grow(
 
 def _advice(found: Triplets, tol: float) -> str:
     """What to do about values that are not accurate."""
+    assert found.verdict is not None
+    residuals, errors, accurate = found.verdict
+    if found.converged:
+        return ""
     floor = ROUNDING * torch.finfo(found.S.dtype).eps * float(found.S[0])
-    inaccurate = int((~found.accurate).sum())
-    text = f"{inaccurate} of {len(found.S)} values have not reached tol={tol:g}"
-    if bool((found.residuals[~found.accurate] <= floor).all()):
-        smallest = float(found.errors[~found.accurate].min())
+    text = f"{int((~accurate).sum())} of {len(found.S)} values have not reached tol={tol:g}"
+    if bool((residuals[~accurate] <= floor).all()):
         return (
-            f"{text}: they are known to about {smallest:.1g}, which is rounding in "
-            f"{found.S.dtype} (see errors). Ask for fewer values, loosen tol, or convert the "
-            "layer to float64."
+            f"{text}: they are known to about {float(errors[~accurate].min()):.1g}, which is "
+            f"rounding in {found.S.dtype} (see errors). Ask for fewer values, loosen tol, or "
+            "convert the layer to float64."
         )
     return (
         f"{text} after {found.applications} applications. Go on from here with "
         "svds(..., v0=spectrum.V), allow more with solver=Lanczos(max_applications=...), or "
         "loosen tol."
     )
-
-
-def _combination(rows: list[Tensor], weights: Tensor) -> Tensor:
-    """A weighted sum of rows, without stacking them."""
-    total = torch.zeros_like(rows[0])
-    for weight, row in zip(weights.tolist(), rows, strict=True):
-        total.add_(row, alpha=weight)
-    return total
-
-
-def _tridiagonal_eigh(diagonal: list[float], beside: list[float]) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, descending, and eigenvectors of a small symmetric tridiagonal matrix."""
-    matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64, device="cpu"))
-    if beside:
-        band = torch.tensor(beside, dtype=torch.float64, device="cpu")
-        matrix = matrix + torch.diag(band, 1) + torch.diag(band, -1)
-    return descending_eigh(matrix)
 
 
 @final
@@ -316,13 +282,13 @@ class PowerQR(Solver):
 
     def solve(
         self, op: LinearOperator, k: int, tol: float, v0: Tensor | None, generator: torch.Generator
-    ) -> Triplets:
+    ) -> Spectrum:
         """Iterate a fixed number of times on the input side."""
         balanced, factor = op.balanced()
         # Scaling down with the shift changes nothing; scaling up, the shift would overflow.
         scale = min(factor, 1.0)
         scaled, shift = (balanced, self.shift * scale**2) if scale < 1 else (op, self.shift)
-        X = random_rows(op, k, generator) if v0 is None else v0[:k]
+        X = random_rows(op, k, generator) if v0 is None else op.input_rows(v0)[:k]
         if X.shape[0] < k:
             X = torch.cat([X, random_rows(op, k - X.shape[0], generator)])
         X = _orthonormal(X)
@@ -333,9 +299,12 @@ class PowerQR(Solver):
         # Rounded down, so that it is a lower bound.
         diagonal = wide(L.diagonal().abs()) * (1 - margin(op))
         S, order = (diagonal - shift).clamp_min(0).sqrt().sort(descending=True)
-        return self._judged(balanced, S * (factor / scale), _orthonormal(X)[order], tol).scaled(
-            1 / factor
+        found = self._judged(balanced, S * (factor / scale), _orthonormal(X)[order], tol)
+        advice = (
+            f"PowerQR's {self.iterations} iterations did not bring the residuals below "
+            f"2 * tol = {2 * tol:g}. Go on with v0=spectrum.V, or use the default solver."
         )
+        return found.scaled(1 / factor).spectrum(op, advice)
 
     def _judged(self, op: LinearOperator, S: Tensor, V: Tensor, tol: float) -> Triplets:
         images = op.forward_rows(V)
@@ -344,19 +313,10 @@ class PowerQR(Solver):
         S = S.to(V)
         forward, backward = images - S[:, None] * U, op.adjoint_rows(U) - S[:, None] * V
         residuals = torch.hypot(forward.norm(dim=1), backward.norm(dim=1))
-        accurate = residuals <= 2 * tol * S
-        applications = 2 * len(S) * (self.iterations + 1)
-        advice = (
-            ""
-            if bool(accurate.all())
-            else (
-                f"PowerQR's {self.iterations} iterations did not bring the residuals below "
-                f"2 * tol = {2 * tol:g}. Go on with v0=spectrum.V, or use the default solver."
-            )
-        )
         # A residual says that some value is near, not that it is the one of this rank.
         errors = torch.maximum(residuals, tol * S) + 2 * margin(op) * S
-        return Triplets(S, U, V, residuals, errors, accurate, applications, advice)
+        verdict = Verdict(residuals, errors, residuals <= 2 * tol * S)
+        return Triplets(S, U, V, 2 * len(S) * (self.iterations + 1), verdict)
 
 
 def _orthonormal(rows: Tensor) -> Tensor:

@@ -1,244 +1,189 @@
-"""A growing subspace: Rayleigh-Ritz, orthogonalization, and when a Ritz pair is accurate."""
+"""A subspace that grows by the residuals of what has not converged: Rayleigh-Ritz with restarts."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
-from spectralclip._linalg import decomposable, on_host
+from spectralclip._linalg import descending_eigh, lengths, on_host, row_products, tall_qr, wide
 from spectralclip._operators import LinearOperator
-
-
-def small(matrix: Tensor) -> Tensor:
-    """A small matrix in float64 on the CPU, where dense algebra is exact enough and cheap."""
-    return on_host(matrix)
-
-
-def lengths(rows: Tensor) -> Tensor:
-    """The norm of each row.
-
-    Torch's own, in float32 on a CPU, adds up squares one after the other: it is 1e-5 too small for
-    a million entries, and 6e-4 for sixteen million. A sum is taken pairwise.
-    """
-    return rows.square().sum(dim=1).sqrt()
-
-
-def row_products(rows: Tensor, others: Tensor) -> Tensor:
-    """`rows @ others.T` as a small matrix; long rows in parts, as products sum like norms."""
-    parts = zip(rows.split(LONG, 1), others.split(LONG, 1), strict=True)
-    total: Tensor = torch.stack([small(one @ other.T) for one, other in parts]).sum(0)
-    return total
-
-
-def tall_qr(columns: Tensor) -> tuple[Tensor, Tensor]:
-    """The reduced QR factors, on the CPU where the device has no QR."""
-    Q, R = torch.linalg.qr(decomposable(columns))
-    return Q.to(columns.device), R.to(columns.device)
-
-
-LONG = 2**18  # entries of a row that are summed in the operator's own precision
-
-# Residuals of this many eps times the largest value are rounding: layers of up to 4608 products a
-# sum were seen to have eight.
-ROUNDING = 20
-
-# A pair is judged again when it is finished, with other rounding.
-SAME = 1.05
-
-# Up to this, lost orthogonality is made good by the iteration that follows.
-_LOST = 1e-4
-
-
-def rows_lq(rows: Tensor, lost: float = _LOST) -> tuple[Tensor, Tensor]:
-    """The lower triangle L and the orthonormal rows Q with `rows = L Q`.
-
-    By the Cholesky factor of `rows rows^T`, which takes a fraction of the time of Householder's
-    reflections but loses eps times the squared condition of the rows; by these where that is more
-    than `lost`.
-    """
-    L, failed = torch.linalg.cholesky_ex(row_products(rows, rows))
-    if not failed:
-        inverse = torch.linalg.solve_triangular(
-            L, torch.eye(len(L), dtype=L.dtype, device="cpu"), upper=False
-        )
-        condition = float(L.norm() * inverse.norm()) / len(L)
-        if condition**2 * torch.finfo(rows.dtype).eps <= lost:
-            return L.to(rows), inverse.to(rows) @ rows
-    Q, R = tall_qr(rows.T)
-    return R.T, Q.T
+from spectralclip._spectrum.start_vectors import gaussian
+from spectralclip._spectrum.stopping import ROUNDING, StoppingRule
 
 
 @final
 @dataclass(frozen=True)
-class Accuracy:
-    """The stopping rule for Ritz pairs (theta, v) of `A = M^T M` with residuals r.
+class KrylovConstants:
+    """What the Lanczos solver is steered by, measured on random convolutions of 16 to 512 channels.
 
-    Some eigenvalue lies within r of theta, so the relative error of sqrt(theta) is at most
-    `linear = r / (2 theta)`; once the pair is separated from the rest of the spectrum by a gap
-    it is about `r^2 / gap / (2 theta)`, which is far smaller (Kato and Temple). The gap is
-    read off the Ritz values and may be too large while the rest is still hidden; so the
-    second estimate counts only when `linear` is below `caution * tol^(3/4)`, half-way between
-    what the two would ask for. A wide block of random vectors hides less, and may stop at
-    `0.17 sqrt(tol)` and at twice the estimate. The constants are measured on random
-    convolutions; the page on solvers in the documentation says how often they fail.
+    Attributes:
+        small: Up to this many unknowns products are cheap, and spectra so thin that a missed value
+            is far from its neighbour: two values more than wanted are found, to a stricter rule.
+        probe_steps: A warm start, or luck, may look converged at once; so long nothing is believed.
+        single_basis: Vectors that a run for one value keeps before it restarts; few need more.
+        rough_tol: Up to this accuracy `rough_blocks` are kept, since answers come before a longer
+            basis pays for its orthogonalization; for finer ones `fine_blocks`.
+        rough_blocks: See above.
+        fine_blocks: See above.
+        shrinks: Residuals near rounding have arrived once they stop shrinking by this factor; how
+            small they become depends on the layer (0.3 to 8 eps times the largest value).
+        patience: So many times in a row.
     """
 
-    tol: float
-    eps: float
-    width: int = 1
-    caution: float = 0.39
-
-    def estimates(self, theta: Tensor, residual: Tensor, separated_from: Tensor) -> Tensor:
-        """Estimated relative errors of `sqrt(theta)`; infinite where the pair is too raw."""
-        linear, estimate = self._linear_and_best(theta, residual, separated_from)
-        estimate[linear > self._limit] = torch.inf
-        return estimate
-
-    def accepts(self, S: Tensor, residual: Tensor, beside: float | None, largest: float) -> Tensor:
-        """Which values of triplets `M v = s u` with residuals `||M^T u - s v||` are accurate.
-
-        `beside` is the first value behind those that the iteration works on; without it a pair
-        is separated from nothing, and the residual alone counts. Where the residual is rounding,
-        the iteration has ended, and a gap is as good as it will get: it is believed where that
-        leaves a tenth of the tolerance.
-        """
-        theta = S**2
-        rest = theta if beside is None else torch.full_like(theta, beside**2)
-        linear, estimate = self._linear_and_best(theta, S * residual, rest)
-        ripe = (linear <= SAME * self._limit) & (estimate <= SAME * self.tol)
-        return ripe | (self.settled(residual, largest) & (estimate <= self.tol / 10))
-
-    def settled(self, residual: Tensor, largest: float) -> Tensor:
-        """Where a residual of `M` is rounding: no iteration gets below."""
-        return residual <= ROUNDING * self.eps * largest
-
-    @property
-    def _wide(self) -> float:
-        return min(max(self.width / 12 - 1, 0.0), 1.0)
-
-    @property
-    def _limit(self) -> float:
-        return max(self.caution * math.pow(self.tol, 0.75), self._wide * 0.17 * math.sqrt(self.tol))
-
-    def _linear_and_best(
-        self, theta: Tensor, residual: Tensor, separated_from: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        tiny = torch.finfo(theta.dtype).tiny
-        scale = 2 * theta.clamp_min(tiny)
-        linear = residual / scale
-        gap = (theta - separated_from).clamp_min(tiny)
-        return linear, torch.minimum(linear, residual**2 / gap / scale) / (1 + self._wide)
+    small: int = 2048
+    probe_steps: int = 10
+    single_basis: int = 128
+    rough_tol: float = 5e-3
+    rough_blocks: int = 3
+    fine_blocks: int = 5
+    shrinks: float = 0.7
+    patience: int = 3
 
 
-def descending_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, descending, and eigenvectors of a small symmetric matrix."""
-    if not bool(torch.isfinite(matrix).all()):
-        raise OverflowError(
-            "The layer's singular values overflow when squared: rescale its weights, or convert "
-            "it to float64."
-        )
-    values, vectors = torch.linalg.eigh(matrix)
-    return values.flip(0), vectors.flip(1)
+KRYLOV = KrylovConstants()
 
 
 @final
 class Subspace:
-    """An orthonormal basis V with its images `A V` and the projection `V^T A V`."""
+    """An orthonormal basis V on the input side, in one of two forms.
 
-    def __init__(self, op: LinearOperator, room: int, applications: int) -> None:
-        self._op = op
+    *One-sided*, with the images `A V` for `A = M^T M`: Ritz pairs are those of `V^T A V`.
+
+    *Two-sided*, with an orthonormal basis Q on the output side, `M V = Q B`, and the images
+    `M^T Q`: the singular triplets of B give Ritz triplets `M v = s u`, and `M^T u - s v` is their
+    residual. The subspaces are the same, but nothing is squared: rounding in a residual is eps
+    times the largest value, where that of `A v - s^2 v`, divided by s, is larger by `s_1 / s`. It
+    takes as many products; the price is a third long basis.
+    """
+
+    def __init__(
+        self,
+        op: LinearOperator,
+        room: int,
+        applications: int,
+        generator: torch.Generator,
+        *,
+        two_sided: bool = False,
+    ) -> None:
+        self._op, self.room, self._generator = op, room, generator
         self.applications = applications
-        self.room = room
-        self._vectors = torch.empty(room, op.shape[1], dtype=op.dtype, device=op.device)
-        self._images = torch.empty_like(self._vectors)
+        m, n = op.shape
+        self._right = torch.empty(room, n, dtype=op.dtype, device=op.device)
+        self._images = torch.empty_like(self._right)  # A V, or M^T Q
+        self._left = self._right.new_empty(room, m) if two_sided else None
         self._projection = torch.zeros(room, room, dtype=torch.float64, device="cpu")
+        self._best = torch.full((room,), torch.inf, dtype=torch.float64, device="cpu")
+        self._idle = torch.zeros(room, dtype=torch.int64, device="cpu")
         self.size = 0
 
     @property
     def vectors(self) -> Tensor:
-        """The basis, one vector a row."""
-        return self._vectors[: self.size]
+        """The basis V, one vector a row."""
+        return self._right[: self.size]
 
     def expand(self, rows: Tensor) -> None:
         """Add orthonormal rows to the basis."""
-        old, self.size = self.size, self.size + rows.shape[0]
-        self._vectors[old : self.size] = rows
-        self._images[old : self.size] = self._op.gram_rows(rows)
+        old, new = self.size, self.size + rows.shape[0]
+        self._right[old:new] = rows
+        if self._left is None:
+            self._images[old:new] = self._op.gram_rows(rows)
+            block = row_products(self._images[old:new], self._right[:new])
+            self._projection[old:new, :new] = block
+            self._projection[:new, old:new] = block.T
+            square = self._projection[old:new, old:new]
+            square.copy_((square + square.T) / 2)
+        else:
+            images = self._op.forward_rows(rows)
+            self._left[old:new] = self._outside(images, self._left[:old])
+            self._images[old:new] = self._op.adjoint_rows(self._left[old:new])
+            self._projection[:new, old:new] = on_host(self._left[:new] @ images.T)
         self.applications += 2 * rows.shape[0]
-        block = row_products(self._images[old : self.size], self.vectors)
-        self._projection[old : self.size, : self.size] = block
-        self._projection[: self.size, old : self.size] = block.T
-        square = self._projection[old : self.size, old : self.size]
-        square.copy_((square + square.T) / 2)
-        self._theta, self._coefficients = descending_eigh(
-            self._projection[: self.size, : self.size]
-        )
+        self.size = new
+        self._decompose()
+
+    def _outside(self, images: Tensor, against: Tensor) -> Tensor:
+        """As many orthonormal rows, orthogonal to Q, that span the images together with it."""
+        rest, eps = images, torch.finfo(images.dtype).eps
+        scale = float(wide(images).norm(dim=1).max())
+        scale = max(scale, float(self._values[0])) if len(against) else scale
+        for _ in range(3):
+            for _ in range(2):  # once leaves rounding behind where much has cancelled
+                rest = rest - (rest @ against.T) @ against
+            Q, R = tall_qr(wide(rest).T)
+            lost = R.diagonal().abs() <= eps * scale
+            if not bool(lost.any()):
+                break
+            # Nothing is left of these images but rounding: any direction outside will do.
+            scale = 0.0
+            noise = gaussian(self._op, len(rest), rest.shape[1], self._generator)
+            unit = Q.T.to(rest)
+            rest = torch.where(lost.to(rest.device)[:, None], noise / noise.norm(), unit)
+        return Q.T.to(images)
+
+    def _decompose(self) -> None:
+        """The Ritz values, theta or s, and the coordinates of their vectors in the bases."""
+        projection = self._projection[: self.size, : self.size]
+        if self._left is None:
+            self._values, self._mix_right = descending_eigh(projection)
+            self._mix_left = self._mix_right
+        else:
+            self._mix_left, self._values, mix = torch.linalg.svd(projection)
+            self._mix_right = mix.T
+
+    def ritz(self, count: int) -> tuple[Tensor, Tensor]:
+        """The leading right Ritz vectors, and what the images are for them."""
+        right = self._mixed(self._mix_right[:, :count], self._right)
+        return right, self._mixed(self._mix_left[:, :count], self._images)
 
     def beside(self, width: int) -> float | None:
         """The first singular value behind a block of this width, where the basis shows one."""
-        return float(self._theta[width].clamp_min(0)) ** 0.5 if width < self.size else None
-
-    def ritz(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        """Some Ritz vectors and their images."""
-        mix = self._coefficients[:, indices].T.to(self._vectors.device, self._vectors.dtype)
-        return mix @ self.vectors, mix @ self._images[: self.size]
-
-    def residuals(self, indices: list[int]) -> Tensor:
-        """Residual rows of some Ritz vectors."""
-        vectors, images = self.ritz(indices)
-        theta = self._theta[indices, None].to(vectors.device, vectors.dtype)
-        return images.addcmul_(theta, vectors, value=-1)
+        if width >= self.size:
+            return None
+        value = float(self._values[width])
+        return value if self._left is not None else max(value, 0.0) ** 0.5
 
     def unconverged(
-        self, indices: list[int], width: int, accuracy: Accuracy
+        self, indices: list[int], width: int, rule: StoppingRule
     ) -> tuple[Tensor, list[int]]:
         """Those of some Ritz vectors that are not accurate yet: their residuals, and which."""
         indices = [index for index in indices if index < self.size]
-        rows = self.residuals(indices)
-        norms, theta = small(lengths(rows)), self._theta[indices]
-        floor = ROUNDING * accuracy.eps * self._theta[0]
-        if width < self.size:
-            # A block of this width separates its vectors from the value that follows it.
-            error = accuracy.estimates(theta, norms, self._theta[width])
+        values, largest = self._values[indices], float(self._values[0])
+        rows = self._mixed(self._mix_left[:, indices], self._images)
+        right = self._mixed(self._mix_right[:, indices], self._right)
+        rows.addcmul_(values[:, None].to(rows), right, value=-1)
+        norms = on_host(lengths(rows))
+        if self._left is not None:
+            done = rule.accepts(values, norms, self.beside(width), largest)
+            done |= rule.settled(norms, largest) & self._stalls(indices, norms)
         else:
-            error = torch.full_like(norms, torch.inf)
-        error[norms <= floor] = 0.0  # no iteration gets below rounding in applying A
-        open_ = (error > accuracy.tol).tolist()
-        chosen = [position for position, is_open in enumerate(open_) if is_open]
+            done = norms <= ROUNDING * rule.eps * largest  # the rounding of applying A
+            if width < self.size:
+                # A block of this width separates its vectors from the value that follows it.
+                done |= rule.estimates(values, norms, self._values[width]) <= rule.tol
+        chosen = [position for position, ended in enumerate(done.tolist()) if not ended]
         return rows[chosen], [indices[position] for position in chosen]
+
+    def _stalls(self, indices: list[int], norms: Tensor) -> Tensor:
+        """Which residuals have not shrunk for a while."""
+        improved = norms < KRYLOV.shrinks * self._best[indices]
+        self._idle[indices] = torch.where(improved, 0, self._idle[indices] + 1)
+        self._best[indices] = torch.minimum(self._best[indices], norms)
+        return self._idle[indices] >= KRYLOV.patience
 
     def restart(self, keep: int) -> None:
         """Keep the leading Ritz vectors alone."""
-        vectors, images = self.ritz(list(range(keep)))
-        self._vectors[:keep], self._images[:keep] = vectors, images
+        pairs = [(self._right, self._mix_right), (self._images, self._mix_left)]
+        if self._left is not None:
+            pairs.append((self._left, self._mix_left))
+        for basis, mix in pairs:
+            basis[:keep] = self._mixed(mix[:, :keep], basis)
         self._projection.zero_()
-        self._projection[:keep, :keep] = torch.diag(self._theta[:keep])
+        self._projection[:keep, :keep] = torch.diag(self._values[:keep])
         self.size = keep
+        self._decompose()
 
-
-def orthonormal_rows(rows: Tensor, against: Tensor) -> Tensor:
-    """An orthonormal basis of the rows' span outside that of the orthonormal `against`.
-
-    Directions that are numerically inside are dropped. Where projecting or orthogonalizing has
-    cancelled much, rounding is left over, and it is done once more.
-    """
-    eps = torch.finfo(rows.dtype).eps
-    for attempt in range(2):
-        norms = lengths(rows)
-        if bool((norms == 0).any()):
-            rows, norms = rows[norms > 0], norms[norms > 0]
-        rows = rows / norms[:, None]
-        if against.shape[0]:
-            rows.addmm_(rows @ against.T, against, alpha=-1)
-        # Rows were of length one: what is left of a direction inside the span is rounding.
-        values, vectors = torch.linalg.eigh(row_products(rows, rows))
-        kept = values > (100 * eps if attempt == 0 else 0.25)
-        whiten = (vectors[:, kept] / values[kept].sqrt()).T
-        rows = whiten.to(rows.device, rows.dtype) @ rows
-        if bool((values > 0.1).all()):
-            break
-    return rows
+    def _mixed(self, mix: Tensor, basis: Tensor) -> Tensor:
+        return mix.T.to(basis) @ basis[: self.size]

@@ -6,61 +6,23 @@ import math
 import operator
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from spectralclip._linalg import sent
+from spectralclip._linalg import on_host, sent
 from spectralclip._operators import Layer, LinearOperator, as_operator, plain_numerics
-from spectralclip._spectrum.exact import DENSE_LIMIT, Exact, dense_values, require_dense
+from spectralclip._spectrum.exact import DENSE_LIMIT, Exact, require_dense
 from spectralclip._spectrum.solvers import Lanczos, Solver
-from spectralclip._spectrum.triplets import Triplets
+from spectralclip._spectrum.triplets import Spectrum
 
-# What a Lanczos run costs beyond applying the layer, in multiplications.
+# What a Lanczos run costs beyond applying the layer, in multiply-adds.
 _LANCZOS_OVERHEAD = 5e8
 
 
 class ConvergenceWarning(UserWarning):
-    """A norm was returned that is not known to the accuracy asked for."""
-
-
-@final
-@dataclass(frozen=True)
-class Spectrum:
-    """The leading singular triplets of a layer: `M v = s u` and `M^T u = s v`.
-
-    Attributes:
-        S: Singular values, descending, of shape `(k,)`.
-        U: Left singular vectors, orthonormal, of shape `(k, *out_shape)`.
-        V: Right singular vectors, orthonormal, of shape `(k, *in_shape)`.
-        residuals: `sqrt(||M v - s u||^2 + ||M^T u - s v||^2)` for each triplet: some singular
-            value of the layer lies within this distance of `s`.
-        errors: How far each value may be off, estimated from its residual and from the rounding
-            seen: at most `tol * s` for a value that has converged, or one that is not to be told
-            from zero.
-        converged: Whether all values are estimated to be within the tolerance (taken as 20 eps
-            where it is less), or are zero up to rounding in the largest.
-        applications: Vectors sent through `M` or `M^T`, one each.
-        advice: If not converged, what to do; else empty.
-    """
-
-    S: Tensor
-    U: Tensor
-    V: Tensor
-    residuals: Tensor
-    errors: Tensor
-    converged: bool
-    applications: int
-    advice: str = ""
-
-    def __repr__(self) -> str:
-        """Values in short, and whether to trust them."""
-        values = ", ".join(f"{value:.4g}" for value in self.S[:6].tolist())
-        more = ", ..." if len(self.S) > 6 else ""
-        state = "converged" if self.converged else f"NOT converged: {self.advice}"
-        return f"Spectrum(S=[{values}{more}], {self.applications} applications, {state})"
+    """Singular values were returned that are not known to the accuracy asked for."""
 
 
 @plain_numerics()
@@ -84,15 +46,19 @@ def svds(
         k: How many triplets, at most `min(m, n)`; by default 6, or all where there are fewer.
         tol: Relative accuracy of the values. Iterations stop on residual-based estimates of
             the error, which are no proof: a Ritz value is a lower bound.
-        solver: `Lanczos()`, `PowerQR()`, `Exact()`, or "auto": exact decomposition for layers
-            that fall apart into small blocks (dense, 1x1, circular, batch norm) or are small,
-            else Lanczos.
+        solver: `Lanczos()`, `PowerQR()`, `Exact()`, a `Solver` of your own, or "auto": exact
+            decomposition for layers that are block diagonal (dense, 1x1, circular, batch norm) or
+            small, else Lanczos.
         v0: Right vectors to start from, one of shape `in_shape` or a batch of them; for
             example the V of an earlier result.
         generator: Source of the random start; by default the same for each call.
 
     Returns:
-        A `Spectrum`; its `converged` says whether the tolerance was reached.
+        A `Spectrum`, which unpacks as `U, S, V`; its `converged` says whether the tolerance was
+        reached.
+
+    Warns:
+        ConvergenceWarning: It was not; the warning and `advice` name the remedy.
 
     Raises:
         ValueError: The arguments do not fit the layer; nothing has been changed.
@@ -107,15 +73,40 @@ def svds(
     """
     op = as_operator(layer, in_shape)
     k = min(6, *op.shape) if k is None else k
+    found = leading_spectrum(op, k, tol=tol, solver=solver, v0=v0, generator=generator)
+    return warned(op, found)
+
+
+def leading_spectrum(
+    op: LinearOperator,
+    k: int,
+    *,
+    tol: float = 1e-3,
+    solver: Solver | Literal["auto"] = "auto",
+    v0: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Spectrum:
+    """`svds` without a warning, for callers that look at `converged` or do not mind."""
     _check_request(op, k, tol)
     k = operator.index(k)
-    start = _start_rows(op, v0)
+    start = _start_batch(op, v0)
     if generator is None:
         generator = torch.Generator("cpu").manual_seed(0)
     chosen = _choose(op, k) if solver == "auto" else solver
     if not isinstance(chosen, Solver):
-        raise TypeError(f'solver must be "auto", Lanczos(), PowerQR() or Exact(), got {solver!r}.')
-    return _spectrum(op, chosen.solve(op, k, tol, start, generator))
+        raise TypeError(
+            'solver must be "auto", Lanczos(), PowerQR(), Exact() or a Solver of your own, got '
+            f"{solver!r}."
+        )
+    return chosen.solve(op, k, tol, start, generator)
+
+
+def warned(op: LinearOperator, spectrum: Spectrum) -> Spectrum:
+    """The spectrum itself, after a warning where it has not converged."""
+    if not spectrum.converged:
+        # The lines of the caller's caller, past the decorator of the public function.
+        warnings.warn(f"{op.name}: {spectrum.advice}", ConvergenceWarning, stacklevel=4)
+    return spectrum
 
 
 @plain_numerics()
@@ -142,6 +133,9 @@ def spectral_norm(
     Returns:
         A scalar tensor.
 
+    Warns:
+        ConvergenceWarning: The tolerance was not reached.
+
     Example:
         >>> import torch
         >>> from spectralclip import spectral_norm
@@ -152,9 +146,7 @@ def spectral_norm(
         torch.Size([8, 3, 3, 3])
     """
     op = as_operator(layer, in_shape)
-    spectrum = svds(op, op.in_shape, 1, tol=tol, generator=generator)
-    if not spectrum.converged:
-        warnings.warn(f"{op.name}: {spectrum.advice}", ConvergenceWarning, stacklevel=2)
+    spectrum = warned(op, leading_spectrum(op, 1, tol=tol, generator=generator))
     if differentiable:
         return op.bilinear(spectrum.U, spectrum.V)
     return spectrum.S[0]
@@ -166,7 +158,7 @@ def singular_values(
 ) -> Tensor:
     """All `min(m, n)` singular values of a layer, descending.
 
-    Exact for layers that fall apart into small blocks, whatever their size: dense layers,
+    Exact for layers that are block diagonal, whatever their size: dense layers,
     circular convolutions (also with a stride that divides the sides), 1x1 convolutions and
     others whose windows do not overlap, groups of these, batch norm, and such layers with a
     batch norm before or after. Others are decomposed as a dense matrix where that fits.
@@ -196,7 +188,8 @@ def singular_values(
         zeros = values.new_zeros(max(0, min(m, n) - spread.numel()))
         return torch.cat([spread, zeros]).sort(descending=True).values
     require_dense(op, "svds(layer, in_shape, k=...) finds the leading values.")
-    return dense_values(op)
+    whole: Tensor = torch.linalg.svdvals(on_host(op.to_dense()))
+    return whole.to(op.device, op.dtype)
 
 
 def _choose(op: LinearOperator, k: int) -> Solver:
@@ -227,7 +220,7 @@ def _check_request(op: LinearOperator, k: int, tol: float) -> None:
         raise ValueError(f"tol must be a positive number, got {tol!r}.")
 
 
-def _start_rows(op: LinearOperator, v0: Tensor | None) -> Tensor | None:
+def _start_batch(op: LinearOperator, v0: Tensor | None) -> Tensor | None:
     if v0 is None:
         return None
     if not isinstance(v0, Tensor):
@@ -240,17 +233,4 @@ def _start_rows(op: LinearOperator, v0: Tensor | None) -> Tensor | None:
         )
     if not bool(torch.isfinite(batch).all()):
         raise ValueError("v0 holds NaN or infinite values.")
-    return op.input_rows(sent(batch.detach(), op.device, op.dtype))
-
-
-def _spectrum(op: LinearOperator, found: Triplets) -> Spectrum:
-    return Spectrum(
-        found.S,
-        op.output_tensor(found.U),
-        op.input_tensor(found.V),
-        found.residuals,
-        found.errors,
-        found.converged,
-        found.applications,
-        "" if found.converged else found.advice,
-    )
+    return sent(batch.detach(), op.device, op.dtype)

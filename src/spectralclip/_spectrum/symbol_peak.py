@@ -23,7 +23,15 @@ import torch
 from torch import Tensor
 
 from spectralclip._common import Shape
-from spectralclip._linalg import alias_frequencies, below, largest_eigenvalue, on_host, symbols
+from spectralclip._linalg import (
+    alias_frequencies,
+    below,
+    largest_eigenvalue,
+    on_host,
+    plane_wave,
+    symbols,
+    tap_waves,
+)
 from spectralclip._operators import ConvMap
 
 # What the first cells may reach, in radians of the angle above. They exclude nothing yet, and their
@@ -51,7 +59,7 @@ class Torus:
         degrees: Of the squared norm as a trigonometric polynomial, on each axis.
         block_shape: Rows and columns of a symbol.
         taps: Numbers that an entry of a symbol is summed from, at all aliases together.
-        application_work: Multiplications that one application on the whole torus takes.
+        application_work: Multiply-adds that one product on the whole torus takes.
     """
 
     def __init__(self, conv: ConvMap, sides: Shape, stride: Shape, dilation: Shape) -> None:
@@ -74,14 +82,9 @@ class Torus:
 
     def symbols_at(self, group: int, frequencies: Tensor) -> Tensor:
         """The symbols of a group at some output frequencies, `(f, rows, columns)`."""
-        return symbols(
-            self._weights[group],
-            self._sides,
-            frequencies,
-            stride=self._stride,
-            dilation=self._dilation,
-            padding=(0,) * len(self._sides),
-        )
+        kernel, zeros = tuple(self._weights.shape[3:]), (0,) * len(self._sides)
+        waves = tap_waves(kernel, self._sides, frequencies, self._stride, self._dilation, zeros)
+        return symbols(self._weights[group], waves)[0]
 
     def leading_wave(self, peak: Peak, space: Shape, *, outputs: bool) -> Tensor:
         """The leading singular vector at a peak, its real part, on an image: `(channels, *space)`.
@@ -91,21 +94,12 @@ class Torus:
         at = torch.tensor([peak.frequency], device="cpu")
         left, _, right = torch.linalg.svd(self.symbols_at(peak.group, at)[0], full_matrices=False)
         if outputs:
-            waves, sides, amplitudes = at, self.counts, left[:, 0][None]
             first = (0,) * len(space)
-        else:
-            waves = alias_frequencies(at, self._sides, self._stride)[0]
-            sides, amplitudes = self._sides, right[0].conj().reshape(len(waves), -1)
-            first = self._before  # the first window begins in the padding
-        image = torch.zeros(amplitudes.shape[1], *space, dtype=torch.float64, device="cpu")
-        for frequency, amplitude in zip(waves.tolist(), amplitudes, strict=True):
-            wave = amplitude
-            for n, side, step, place in zip(space, sides, frequency, first, strict=True):
-                turns = (torch.arange(place, place + n, device="cpu") * step).remainder(side)
-                phase = turns.double() / side
-                wave = wave[..., None] * torch.polar(torch.ones_like(phase), 2 * math.pi * phase)
-            image += wave.real
-        return image
+            return plane_wave(at, left[:, :1].T, self.counts, space, first).real
+        waves = alias_frequencies(at, self._sides, self._stride)[0]
+        amplitudes = right[0].conj().reshape(len(waves), -1)
+        # The first window begins in the padding.
+        return plane_wave(waves, amplitudes, self._sides, space, self._before).real
 
 
 def _degree(taps: int, stride: int, dilation: int) -> int:
@@ -133,7 +127,7 @@ def enough_points(degrees: Shape, excess: float) -> Shape:
 
 
 def most_work(conv: ConvMap, excess: float) -> float:
-    """Multiplications of a search up to `excess` that can rule nothing out, roughly."""
+    """Multiply-adds of a search up to `excess` that can rule nothing out, roughly."""
     points = enough_points(symbol_degrees(conv), excess)
     groups, aliases = conv.geometry.groups, math.prod(conv.geometry.stride)
     rows, columns = conv.weight.shape[0] // groups, conv.weight.shape[1] * aliases

@@ -2,65 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
+from spectralclip._linalg import descending_eigh, on_host, tall_qr
 from spectralclip._operators import LinearOperator
-from spectralclip._spectrum.subspace import descending_eigh, small, tall_qr
-
-
-@final
-@dataclass(frozen=True)
-class Tracked:
-    """What a look has found, on flat rows: `S[i] = <U[i], M V[i]>`, descending.
-
-    Attributes:
-        S: Values, in float64 on the CPU; NaN where the layer is not finite.
-        U: Unit rows.
-        V: Unit rows.
-        rise: By how much the first value has grown within this look.
-        applications: Vectors sent through `M` or its transpose, one each.
-    """
-
-    S: Tensor
-    U: Tensor
-    V: Tensor
-    rise: float
-    applications: int
+from spectralclip._spectrum.triplets import Triplets
 
 
 @final
 class RitzTracker:
-    """A few right singular vectors, kept warm by Rayleigh and Ritz on [x, residual, momentum].
+    """A few right singular vectors, followed by Rayleigh-Ritz on [x, residual, momentum].
 
-    A look costs one `M x` and one `M^T y` for each vector x, and one `M` each for its residual
+    A refresh costs one `M x` and one `M^T y` for each vector x, and one `M` each for its residual
     and its last change. That is twice a power iteration's price, and takes the place of about ten
-    of them: the change between two looks is small, and mostly in these directions.
+    of them: the change between two refreshes is small, and mostly in these directions.
 
     Attributes:
-        vectors: Orthonormal rows; None before the first look.
+        vectors: Orthonormal rows; None before the first refresh.
         changes: The last changes of these; None where there are none yet.
+        gain: By how much the first value has grown within the last refresh.
     """
 
     def __init__(self, width: int) -> None:
         self.width = width
         self.vectors: Tensor | None = None
         self.changes: Tensor | None = None
+        self.gain = 0.0
         self._next: tuple[Tensor | None, Tensor | None] = None, None
 
     def start(self, rows: Tensor, changes: Tensor | None = None) -> None:
         """Begin from rows, which need not be orthonormal, and other directions to try."""
         self.vectors, self.changes = _orthonormal(rows), changes
 
-    def look(self, op: LinearOperator, others: Tensor | None = None) -> Tracked:
-        """One round of Rayleigh and Ritz; `keep` makes the next one go on from there.
+    def refresh(self, op: LinearOperator, others: Tensor | None = None) -> Triplets:
+        """One Rayleigh-Ritz step on the layer as it is now, and on other rows, one product each.
 
-        Args:
-            op: The layer as it is now.
-            others: More rows to take into account, each at the price of one application.
+        Values are NaN where the layer is not finite. `keep` makes the next step go on from here.
         """
         x = self.vectors
         assert x is not None, "start first"
@@ -68,9 +48,9 @@ class RitzTracker:
         images = op.forward_rows(x)
         if not bool(torch.isfinite(images).all()):
             nothing = torch.full((len(x),), torch.nan, dtype=torch.float64, device="cpu")
-            self._next = x, self.changes
-            return Tracked(nothing, images, x, 0.0, len(x))
-        squares, mix = descending_eigh(small(images @ images.T))
+            self._next, self.gain = (x, self.changes), 0.0
+            return Triplets(nothing, images, x, len(x))
+        squares, mix = descending_eigh(on_host(images @ images.T))
         turn = mix.T.to(x)
         x, images = turn @ x, turn @ images
         residuals = op.adjoint_rows(images) - squares.to(x)[:, None] * x
@@ -79,18 +59,18 @@ class RitzTracker:
         basis = torch.cat([x, extra])
         images = torch.cat([images, op.forward_rows(extra)])
         floor = max(1e-10, 128 * torch.finfo(x.dtype).eps)
-        grams = small(basis @ basis.T), small(images @ images.T)
+        grams = on_host(basis @ basis.T), on_host(images @ images.T)
         values, mix = _ritz(*grams, len(x), floor)
         turn = mix.T.to(x)
         left = turn @ images
         left = left / left.norm(dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
         vectors = turn @ basis
         self._next = vectors, turn[:, len(x) :] @ extra
-        rise = float(values[0]) - max(float(squares[0]), 0.0) ** 0.5
-        return Tracked(values, left, vectors, rise, 2 * len(x) + len(extra))
+        self.gain = float(values[0]) - max(float(squares[0]), 0.0) ** 0.5
+        return Triplets(values, left, vectors, 2 * len(x) + len(extra))
 
     def keep(self) -> None:
-        """Go on from what the last look has found."""
+        """Go on from what the last refresh has found."""
         self.vectors, self.changes = self._next
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from spectralclip._common import Shape
-from spectralclip._linalg import wide
 from spectralclip._models import FoundLayer
 from spectralclip._operators import (
     CONVS,
@@ -174,20 +173,6 @@ def reshaped_kernel(module: nn.Module, weight: Tensor | None = None) -> Tensor:
     if isinstance(module, TRANSPOSED):
         kernel = kernel.transpose(0, 1)
     return kernel.flatten(1)
-
-
-def matrix_norm(matrix: Tensor) -> float:
-    """The largest singular value of a matrix, from the Gram matrix of its smaller side.
-
-    In double precision: so it is right to the last digits of the matrix.
-    NaN if it is not finite. Of a batch of matrices, the largest of all.
-    """
-    if not bool(torch.isfinite(matrix).all()):
-        return math.nan
-    exact = wide(matrix)
-    tall = exact.shape[-2] > exact.shape[-1]
-    gram = exact.mT @ exact if tall else exact @ exact.mT
-    return float(torch.linalg.eigvalsh(gram)[..., -1].max().clamp_min(0).sqrt())
 
 
 def check_positive(**settings: float) -> None:

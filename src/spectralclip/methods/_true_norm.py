@@ -21,7 +21,7 @@ from spectralclip._operators import (
     is_linear_in,
     plain_numerics,
 )
-from spectralclip._spectrum import RitzTracker, Tracked, fresh_ritz, svds
+from spectralclip._spectrum import RitzTracker, Triplets, fresh_ritz, leading_spectrum
 from spectralclip._training import live_operator, seeded
 from spectralclip.methods._domain import OutsideDomain
 
@@ -114,7 +114,7 @@ class TrueNorm(nn.Module):
         best, direction = -1.0, self.direction
         for place, shape in enumerate(self._shapes):
             op, count = self._layer.operator(shape), len(self._state(place)[0])
-            found = svds(op, shape, count, tol=1e-3, generator=self._generator())
+            found = leading_spectrum(op, count, tol=1e-3, generator=self._generator())
             self.applications += found.applications
             self._remember(place, found.V, torch.zeros_like(found.V))
             if float(found.S[0]) > best:
@@ -146,18 +146,18 @@ class TrueNorm(nn.Module):
                 u, v = op.output_tensor(found.U[:1]), op.input_tensor(found.V[:1])
                 self.direction.copy_(self._layer.pullback(op, u, v))
 
-    def _followed(self, op: LinearOperator, place: int) -> Tracked:
+    def _followed(self, op: LinearOperator, place: int) -> Triplets:
         """The leading triplets, from the known ones and what a short search adds to them."""
         tracker = RitzTracker(len(self._state(place)[0]))
         tracker.start(*(op.input_rows(rows.to(op.dtype)) for rows in self._state(place)))
         probe = fresh_ritz(op, PROBE_STEPS, 1, self._generator())
-        found = tracker.look(op, probe.V)
+        found = tracker.refresh(op, probe.V)
         self.applications += probe.applications + found.applications
         for _ in range(self.iterations - 1):
-            if not found.rise > SETTLED * float(found.S[0]):
+            if not tracker.gain > SETTLED * float(found.S[0]):
                 break
             tracker.keep()
-            found = tracker.look(op)
+            found = tracker.refresh(op)
             self.applications += found.applications
         tracker.keep()
         assert tracker.vectors is not None and tracker.changes is not None

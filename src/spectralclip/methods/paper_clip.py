@@ -17,7 +17,7 @@ from spectralclip._operators import (
     as_operator,
     plain_numerics,
 )
-from spectralclip._spectrum import PowerQR, svds
+from spectralclip._spectrum import PowerQR, leading_spectrum
 from spectralclip.methods._domain import check_count, check_positive
 from spectralclip.methods._followed import Weights, descend
 
@@ -127,7 +127,7 @@ def paper_clip_(
     _require_movable(op, function)
     if generator is None:
         generator = torch.Generator("cpu").manual_seed(0)
-    top = svds(op, in_shape, 1, solver=solver, generator=generator)
+    top = leading_spectrum(op, 1, solver=solver, generator=generator)
     before = after = float(top.S[0])
     applications, done = top.applications, 0
     weights = Weights(op.parameters, op.dtype)
@@ -140,7 +140,7 @@ def paper_clip_(
                 after = math.nan
                 break
             op = as_operator(layer, in_shape)
-            top = svds(op, in_shape, 1, solver=solver, generator=generator)
+            top = leading_spectrum(op, 1, solver=solver, generator=generator)
             after, applications = float(top.S[0]), applications + top.applications
     except BaseException:
         weights.restore()

@@ -9,8 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from spectralclip._linalg import GramSVD, decomposable, smaller_gram
-from spectralclip._spectrum import tall_qr
+from spectralclip._linalg import GramSVD, decomposable, smaller_gram, tall_qr
 from spectralclip._training.engine.constrained_layer import ConstrainedLayer
 from spectralclip._training.engine.constraints import LayerConstraint, Turn
 from spectralclip._training.engine.cut_step import DenseCuts, MomentumProjection, project_momentum_

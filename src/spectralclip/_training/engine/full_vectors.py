@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from spectralclip._clipping import GenericWeights, moving_names
 from spectralclip._common import Shape
 from spectralclip._operators import AffineFunction, LinearOperator
-from spectralclip._spectrum import RitzTracker, Tracked, random_rows
+from spectralclip._spectrum import RitzTracker, Triplets, random_rows
 from spectralclip._training.engine.constrained_layer import ConstrainedLayer
 from spectralclip._training.engine.cut_step import (
     DenseCuts,
@@ -94,7 +94,7 @@ class VectorProjector:
         for left in reversed(range(VECTORS.rounds)):
             op = self._operator()
             for _ in range(refreshes):
-                seen = self.tracker.look(op)
+                seen = self.tracker.refresh(op)
                 self.applications += seen.applications
                 if not bool(torch.isfinite(seen.S).all()):
                     return False
@@ -133,7 +133,7 @@ class VectorProjector:
         """The parameters that move, where the layer has no plainer form."""
         return moving_names(self._operator(), "first", in_training=True)
 
-    def _clip(self, op: LinearOperator, seen: Tracked, bound: float, *, first: bool) -> None:
+    def _clip(self, op: LinearOperator, seen: Triplets, bound: float, *, first: bool) -> None:
         near = VECTORS.near * bound < seen.S
         parameters, rows = self._gradients(op, seen, near)
         moved = torch.cat([p.detach().flatten() for p in parameters]).to(rows.dtype)
@@ -150,7 +150,7 @@ class VectorProjector:
                 self._project_momentum(parameter, project)
 
     def _gradients(
-        self, op: LinearOperator, seen: Tracked, near: Tensor
+        self, op: LinearOperator, seen: Triplets, near: Tensor
     ) -> tuple[list[Tensor], Tensor]:
         """The parameters that move, and the gradients of the values in them, as flat rows."""
         U, V, S = seen.U[near], seen.V[near], seen.S[near]

@@ -10,8 +10,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from spectralclip._bounds import Recurrence, continued
 from spectralclip._common import Shape
+from spectralclip._linalg import LanczosRun
 from spectralclip._operators import AffineFunction, LinearOperator
 from spectralclip._spectrum import RitzTracker, random_rows
 from spectralclip._training.engine.tuning import CHECK, GROWTH
@@ -281,13 +281,13 @@ class NormCheck:
             return self._search(index)
         op = live_operator(self._functions[index])
         for _ in range(CHECK.rounds):
-            seen = tracker.look(op)
+            seen = tracker.refresh(op)
             self.applications += seen.applications
             norm = float(seen.S[0])
             if not math.isfinite(norm):
                 return math.nan
             tracker.keep()
-            if seen.rise <= CHECK.settled * norm:
+            if tracker.gain <= CHECK.settled * norm:
                 break
         return norm
 
@@ -308,17 +308,10 @@ class NormCheck:
 
 def _leading_pair(op: LinearOperator, start: Tensor) -> tuple[float, Tensor, int]:
     """The largest Ritz value after a fixed number of steps, its vector, and how many there were."""
-    recurrence = Recurrence(max(2, op.shape[1]), 1.0, torch.finfo(op.dtype).eps)
-    basis = start.new_empty(min(CHECK.steps, op.shape[1]), op.shape[1])
-    row = start
-    for step in range(len(basis)):
-        beta = float(row.norm())
-        basis[step] = row[0] / beta
-        alpha, row = continued(op.gram_rows(basis[step][None]), basis[: step + 1], beta)
-        if not math.isfinite(alpha):
-            return math.nan, start, step + 1
-        if recurrence.add(alpha, float(row.norm())):
-            break
-    square, coordinates, _ = recurrence.largest()
-    vector = coordinates.to(basis)[None] @ basis[: step + 1]
-    return math.sqrt(square), vector, step + 1
+    run = LanczosRun(op.gram_rows, start)
+    while run.step() and run.steps < min(CHECK.steps, op.shape[1]):
+        pass
+    if not math.isfinite(run.alphas[-1]):
+        return math.nan, start, run.steps
+    values, coordinates = run.ritz()
+    return max(float(values[0]), 0.0) ** 0.5, run.rows(coordinates[:, :1]), run.steps

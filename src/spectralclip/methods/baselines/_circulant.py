@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectralclip._common import Shape, as_shape
+from spectralclip._linalg import grid_kernel, grid_symbols, largest_singular_value
 from spectralclip._operators import CONVS, HALF_PRECISION
 from spectralclip._training import MethodState, Sharing
 from spectralclip.methods._domain import DENSE, DomainMethod, sole_module, why_not_plain
@@ -77,31 +78,11 @@ def is_finite(kernel: Tensor) -> bool:
     return bool(kernel.abs().sum().isfinite())
 
 
-def to_symbols(kernel: Tensor, sides: Shape, stride: Shape) -> Tensor:
+def torus_symbols(kernel: Tensor, sides: Shape, stride: Shape) -> Tensor:
     """The symbols `(*frequencies, c_out, c_in * phases)` of a kernel that is laid onto a torus."""
     gaps = [n - k for n, k in zip(sides, kernel.shape[2:], strict=True)]
     padded = F.pad(kernel, [width for gap in reversed(gaps) for width in (0, gap)])
-    space = range(2, kernel.ndim)
-    symbols: Tensor = torch.fft.rfftn(phases(padded, stride), dim=tuple(space))
-    return symbols.permute(*space, 0, 1)
-
-
-def from_symbols(symbols: Tensor, sides: Shape, stride: Shape) -> Tensor:
-    """The kernel `(c_out, c_in, *sides)` that has these symbols."""
-    axes, grid = len(sides), tuple(n // s for n, s in zip(sides, stride, strict=True))
-    whole: Tensor = torch.fft.irfftn(symbols, s=grid, dim=tuple(range(axes)))
-    split: Tensor = whole.permute(axes, axes + 1, *range(axes)).unflatten(1, (-1, *stride))
-    order = [place for axis in range(axes) for place in (2 + axes + axis, 2 + axis)]
-    return split.permute(0, 1, *order).reshape(*split.shape[:2], *sides)
-
-
-def phases(x: Tensor, stride: Shape) -> Tensor:
-    """`(b, c, *sides)` as `(b, c * phases, *sides / stride)`: positions a stride apart together."""
-    axes = len(stride)
-    sizes = zip(x.shape[2:], stride, strict=True)
-    split = x.reshape(*x.shape[:2], *[size for n, s in sizes for size in (n // s, s)])
-    order = [*range(3, 3 + 2 * axes, 2), *range(2, 2 + 2 * axes, 2)]
-    return split.permute(0, 1, *order).flatten(1, 1 + axes)
+    return grid_symbols(padded, stride)
 
 
 @final
@@ -109,11 +90,10 @@ def phases(x: Tensor, stride: Shape) -> Tensor:
 class Torus:
     """Where a strided convolution is block-circulant.
 
-    With stride s, an image is s x s smaller ones, its phases, and so is a kernel; each pair of
-    phases is convolved without a stride on the grid of the output. So the matrix is block diagonal
-    in the frequencies of that grid, with blocks `(c_out, c_in * phases)`, and its singular values
-    are those of the blocks. Where the padding shifts the kernel, blocks are multiplied by
-    unitary matrices, which changes neither their values nor what clipping them does.
+    Its matrix is block diagonal in the Fourier modes of the output's grid, with blocks
+    `(c_out, c_in * phases)`, and its singular values are those of the blocks. Where
+    the padding shifts the kernel, blocks are multiplied by unitary matrices, which changes neither
+    their values nor what clipping them does.
 
     Attributes:
         sides: Of the input; none for a dense layer, which is its own symbol.
@@ -133,20 +113,18 @@ class Torus:
 
     def symbols(self, kernel: Tensor) -> Tensor:
         """The blocks `(*frequencies, c_out, c_in * phases)`; of conjugate ones, half are left."""
-        return to_symbols(kernel, self.sides, self.stride) if self.sides else kernel
+        return torus_symbols(kernel, self.sides, self.stride) if self.sides else kernel
 
     def kernel(self, symbols: Tensor, taps: Shape) -> Tensor:
         """The kernel with these symbols, cut down to its first taps."""
         if not self.sides:
             return symbols
-        whole = from_symbols(symbols, self.sides, self.stride)
+        whole = grid_kernel(symbols, self.sides, self.stride)
         return whole[(slice(None), slice(None), *map(slice, taps))]
 
     def norm(self, kernel: Tensor) -> float:
         """The largest singular value on the torus; NaN if there is none."""
-        if not is_finite(kernel):
-            return math.nan
-        return float(torch.linalg.svdvals(self.symbols(kernel)).max())
+        return largest_singular_value(self.symbols(kernel)) if is_finite(kernel) else math.nan
 
     def clip(self, kernel: Tensor, bound: float) -> Tensor:
         """Clip the singular values of every symbol, and cut the outcome down to the taps.

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from spectralclip._common import Shape
+from spectralclip._linalg import grid_kernel
 from spectralclip._operators import CONVS
 from spectralclip.methods._domain import DENSE, check_count
-from spectralclip.methods.baselines._circulant import kernel_of, to_symbols
+from spectralclip.methods.baselines._circulant import kernel_of, torus_symbols
 
 PaddingForm: TypeAlias = Literal["circular", "zeros"]
 
@@ -118,15 +119,14 @@ def zero_padding_bound(kernel: Tensor, iterations: int) -> Tensor:
         blocks = blocks @ blocks.mH
         logs = 2 * (logs + size.log())
         size = _largest(blocks).amax()
-    spectrum = blocks.permute(1, 2, 0).unflatten(2, (*sides[:-1], -1))
-    taps: Tensor = torch.fft.irfftn(spectrum, s=sides, dim=tuple(range(2, spectrum.ndim)))
+    taps = grid_kernel(blocks.unflatten(0, (*sides[:-1], -1)), sides, (1,) * len(sides))
     rows = taps.abs().flatten(1).sum(1)
     return _root(rows.max(), logs, iterations)
 
 
 def _symbols(kernel: Tensor, sides: Shape) -> Tensor:
-    """The Fourier transform of the taps, `(f, c_out, c_in)`."""
-    return to_symbols(kernel, sides, (1,) * len(sides)).flatten(0, -3).contiguous()
+    """All symbols on a torus, `(f, c_out, c_in)`."""
+    return torus_symbols(kernel, sides, (1,) * len(sides)).flatten(0, -3).contiguous()
 
 
 def _largest(grams: Tensor) -> Tensor:

@@ -18,10 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spectralclip._common import Shape
+from spectralclip._linalg import grid_kernel, split_phases
 from spectralclip._models import FoundLayer
 from spectralclip._operators import CONVS
 from spectralclip.methods._domain import sole_module, why_not_plain
-from spectralclip.methods.baselines._circulant import from_symbols, phases, to_symbols
+from spectralclip.methods.baselines._circulant import torus_symbols
 from spectralclip.methods.baselines._swap import (
     Form,
     OwnShape,
@@ -162,7 +163,7 @@ class PeriodicForm(Form):
         if any(step > 1 for step in self.spread):
             y = self._spread_out(self._window(self._kernel(blocks)), batch)
         else:
-            spectrum = torch.fft.rfftn(phases(batch, self.stride), dim=space)
+            spectrum = torch.fft.rfftn(split_phases(batch, self.stride), dim=space)
             columns = spectrum.unflatten(1, (self.groups, -1)).permute(*range(3, 3 + axes), 1, 2, 0)
             rows = (blocks @ columns).permute(-1, -3, -2, *range(axes)).flatten(1, 2)
             grid = tuple(n // s for n, s in zip(self.sides, self.stride, strict=True))
@@ -195,15 +196,12 @@ class PeriodicForm(Form):
             places = torch.arange(kernel.shape[axis], device=kernel.device) * step - low
             shape = (*kernel.shape[:axis], side, *kernel.shape[axis + 1 :])
             kernel = kernel.new_zeros(shape).index_add(axis, places.remainder(side), kernel)
-        symbols = (
-            to_symbols(kernel, self.sides, self.stride).conj().unflatten(-2, (self.groups, -1))
-        )
-        # In the order of the memory, and conjugated for good, as it is read many times.
-        return self.orthogonal(symbols.resolve_conj().contiguous())
+        symbols = torus_symbols(kernel, self.sides, self.stride).unflatten(-2, (self.groups, -1))
+        return self.orthogonal(symbols.contiguous())
 
     def _kernel(self, blocks: Tensor) -> Tensor:
         """The kernel `(c_out, c_in / groups, *sides)` of some symbols; its taps begin at zero."""
-        return from_symbols(blocks.conj().flatten(-3, -2), self.sides, self.stride)
+        return grid_kernel(blocks.flatten(-3, -2), self.sides, self.stride)
 
     def _low(self, axis: int) -> int:
         """Padding at either end of an axis with which a plain convolution does the same."""

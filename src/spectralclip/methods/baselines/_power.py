@@ -11,8 +11,9 @@ from torch import Tensor
 
 from spectralclip._clipping import clamp_batch_norm_
 from spectralclip._common import Shape
+from spectralclip._linalg import tall_qr
 from spectralclip._operators import Layer, LinearOperator, as_operator, plain_numerics
-from spectralclip._spectrum import ROUNDING, Spectrum, gaussian, tall_qr
+from spectralclip._spectrum import ROUNDING, Spectrum, gaussian, warned
 from spectralclip._training import MethodState, Sharing, saved_vectors
 from spectralclip.methods._domain import (
     DomainMethod,
@@ -176,6 +177,9 @@ def virmaux_svds(
     Returns:
         A `Spectrum`, as from `svds`.
 
+    Warns:
+        ConvergenceWarning: Not all vectors have settled.
+
     Raises:
         OutsideDomain: The layer is not affine.
         ValueError: There are not k singular values.
@@ -200,7 +204,7 @@ def virmaux_svds(
         start = _without(random_start(op, generator), found)
         v, iterations = power_method(_deflated(op, found), start, power_iterations, tol)
         found, applications = torch.cat([found, v]), applications + 2 * iterations
-    return _spectrum(op, found, applications)
+    return warned(op, _spectrum(op, found, applications))
 
 
 def _without(x: Tensor, found: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from spectralclip._common import Shape
+from spectralclip._linalg import largest_singular_value
 from spectralclip._operators import CONVS
 from spectralclip._training import (
     ConstrainedLayer,
@@ -24,7 +25,6 @@ from spectralclip.methods._domain import (
     DomainMethod,
     check_count,
     check_positive,
-    matrix_norm,
     sole_module,
     why_not_plain,
 )
@@ -120,7 +120,7 @@ class Cisse(DomainMethod):
     ) -> float:
         """The paper's bound `sqrt(t) ||W||`: from above, for the paddings of the promise."""
         kernels = ConstrainedLayer("", sole_module(module), None, ()).kernels()
-        return math.sqrt(kernels.shape[-1]) * matrix_norm(kernels.flatten(2))
+        return math.sqrt(kernels.shape[-1]) * largest_singular_value(kernels.flatten(2))
 
 
 def retracted(rows: Tensor, beta: float, scale: float = 1.0) -> Tensor:

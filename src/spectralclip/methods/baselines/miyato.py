@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from spectralclip._common import Shape
+from spectralclip._linalg import largest_singular_value
 from spectralclip._operators import unchanged_rng
 from spectralclip._training import MethodState, Promise, Sharing
 from spectralclip.methods._domain import (
     WEIGHTED,
     DomainMethod,
     check_count,
-    matrix_norm,
     reshaped_kernel,
     sole_module,
     why_not_plain,
@@ -108,7 +108,7 @@ class Miyato(DomainMethod):
         cls, module: Any, in_shape: Shape, generator: torch.Generator | None, **settings: Any
     ) -> float:
         """The norm of the reshaped kernel, whatever the `in_shape`."""
-        return matrix_norm(reshaped_kernel(sole_module(module)))
+        return largest_singular_value(reshaped_kernel(sole_module(module)).detach())
 
 
 @final
