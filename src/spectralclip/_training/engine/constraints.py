@@ -90,12 +90,13 @@ class FourierConstraint(LayerConstraint):
     ) -> None:
         self.names = tuple(layer.name for layer in group.layers)
         self._group, self._checks, self._now = group, checks, 0
+        self._measured: dict[str, float] = {}  # at the latest step
         positions = 1 if conv is None else math.prod(conv.target.shape[1:])
         self.application_work = float(positions * group.layers[0].weight.numel())
 
     def step(self, turn: Turn) -> Sequence[str]:
         checks, group = self._checks, self._group
-        self._now = turn.number
+        self._now, self._measured = turn.number, {}
         if not group.is_warm:
             # Before anything is moved, so that a layer within its bound is known to be.
             for name, estimate in group.begin(turn.bounds).items():
@@ -114,6 +115,8 @@ class FourierConstraint(LayerConstraint):
                 elif norm > bound:
                     target = check.calibration.value * group.monitors[index].target
                     group.shrink(index, min(target, bound) / norm)
+                    norm = min(target, bound)
+                self._measured[name] = norm
             check.leave()
         return non_finite
 
@@ -122,7 +125,8 @@ class FourierConstraint(LayerConstraint):
 
     def norms(self) -> dict[str, float]:
         checks, norms = self._checks, self._group.norms
-        return {n: norm * checks[n].calibration.value for n, norm in norms.items()}
+        tracked = {n: norm * checks[n].calibration.value for n, norm in norms.items()}
+        return tracked | self._measured
 
     def states(self) -> dict[str, Any]:
         return {

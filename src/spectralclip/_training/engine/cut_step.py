@@ -148,7 +148,10 @@ def project_(
     gram = cuts.gram()
     if tolerance is None:
         tolerance = EXACT * float(np.abs(excess).max(initial=0.0))
-    multipliers = _solution(_array(gram), excess, tolerance)
+    products = _array(gram)
+    if not np.isfinite(products).all():  # gradients in a tiny factor: a scale has to do
+        return None
+    multipliers = _solution(products, excess, tolerance)
     active = np.flatnonzero(multipliers > 0)
     if not len(active):
         return None
