@@ -61,6 +61,12 @@ def jacobian_norms(model: nn.Module, points: Tensor, *, at_once: bool = False) -
     return torch.stack([torch.linalg.matrix_norm(m.flatten(1), ord=2) for m in matrices])
 
 
+def affine_norm(model: nn.Module, in_shape: tuple[int, ...]) -> float:
+    """The norm of an affine model that may mix the inputs of a batch, from its Jacobian."""
+    generator = torch.Generator().manual_seed(1)
+    return float(jacobian_norms(model, torch.randn(1, *in_shape, generator=generator))[0])
+
+
 # Where functions are steep: small, usual and large numbers, and some that are nearly alike.
 _SCALES = (1e-3, 0.3, 1.0, 3.0, 20.0)
 _STEP = 1e-6

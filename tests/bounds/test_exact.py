@@ -1,4 +1,4 @@
-"""What bounds are made of: eigenvalues of many small matrices, tori, the Lanczos recurrence."""
+"""What bounds are made of: tori that hold a layer, and the Lanczos recurrence."""
 
 from __future__ import annotations
 
@@ -30,15 +30,7 @@ import spectralclip as sc
 from oracle import dense_matrix, dense_norm
 from spectralclip._bounds.exact import embedding_sides, embedding_torus
 from spectralclip._bounds.lanczos import least_overlap, smallest_excluded
-from spectralclip._linalg.fourier import (
-    folded_frequencies,
-    grid_kernel,
-    grid_symbols,
-    symbols,
-    tap_waves,
-)
 from spectralclip._linalg.krylov import LanczosRun
-from spectralclip._linalg.small_matrices import largest_eigenvalue
 from spectralclip._spectrum.symbol_peak import Torus, symbol_peak
 
 
@@ -54,48 +46,15 @@ def torus_norm(conv: Any) -> float:
     return symbol_peak(torus).value
 
 
-# --- Small matrices ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("side", [1, 2, 12])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
-def test_the_largest_of_many_eigenvalues(side: int, dtype: torch.dtype) -> None:
-    factors = torch.randn(100, side, 2 * side, dtype=dtype)
-    grams = factors @ factors.mH
-    expected = float(torch.linalg.eigvalsh(grams).max())
-    assert largest_eigenvalue(grams, 0.0) == pytest.approx(expected, rel=2e-9)
-    assert largest_eigenvalue(grams, 2 * expected) == 2 * expected
-    if side > 1:
-        # The largest one hides from the power steps: its vector is orthogonal to their start.
-        start = torch.randn(side, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        hidden = torch.zeros(side, 1, dtype=dtype)
-        hidden[0], hidden[1] = -start[1], start[0]
-        hidden = 1.001 * expected * (hidden @ hidden.mH) / hidden.norm() ** 2
-        found = largest_eigenvalue(torch.cat([grams, hidden[None]]), 0.0)
-        assert found == pytest.approx(1.001 * expected, rel=2e-9)
-
-
-@pytest.mark.parametrize("stride", [(1, 1), (2, 1), (2, 3)])
-def test_symbols_tap_by_tap_and_by_fft_agree(stride: tuple[int, int]) -> None:
-    """The same singular values, each frequency as often as it stands for another one."""
-    sides, weight = (8, 6), torch.randn(3, 2, 3, 2, dtype=torch.float64)
-    frequencies, counts = folded_frequencies(sides, stride)
-    waves = tap_waves((3, 2), sides, frequencies, stride, (1, 1), (1, 0))
-    chosen = torch.linalg.svdvals(symbols(weight, waves)[0]).repeat_interleave(counts, 0)
-    padded = torch.nn.functional.pad(weight, (0, 4, 0, 5))
-    blocks = grid_symbols(padded, stride)
-    torch.testing.assert_close(grid_kernel(blocks, sides, stride), padded)
-    width = sides[1] // stride[1]
-    twice = torch.ones(blocks.shape[1], dtype=torch.long)
-    twice[1 : (width + 1) // 2] = 2
-    every = torch.linalg.svdvals(blocks).repeat_interleave(twice, 1).flatten(0, 1)
-    torch.testing.assert_close(chosen.flatten().sort().values, every.flatten().sort().values)
-
-
 # --- Tori ----------------------------------------------------------------------------------
 
 # One list for what is easily got wrong: reach under dilation, uneven paddings, strides, groups.
-BESIDE = (nn.modules.batchnorm._BatchNorm, nn.Sequential, nn.Identity, nn.Dropout)
+BESIDE = (
+    nn.modules.batchnorm._BatchNorm,
+    nn.Sequential,
+    nn.Identity,
+    nn.modules.dropout._DropoutNd,
+)
 NOT_EXPLICIT = {
     *("conv2d-hooked", "transposed2d-dilation-over-stride"),
     "transposed2d-output-padding-over-stride",

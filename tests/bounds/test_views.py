@@ -1,4 +1,4 @@
-"""Large layers: what is bounded, found and clipped there, and that it takes the cheap way.
+"""Large layers are bounded on parts of the image, or without their matrix.
 
 Times differ from machine to machine, so that the way taken is seen by counts: symbols looked at,
 entries sent through convolutions, the largest tensor made, the dense algebra called.
@@ -8,188 +8,17 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from large_layers import Recorder, renewed, slow_where
+from torch import nn
 
 import spectralclip as sc
 from oracle import symbol_norms, true_norm
 from spectralclip._bounds import exact as _block_norms
 from spectralclip._bounds.views import View
-from spectralclip._clipping import clip as _clip
-from spectralclip._linalg.krylov import lengths, row_products
-from spectralclip._linalg.small_matrices import norm_is_below
-from spectralclip._spectrum.symbol_peak import Torus, enough_points, symbol_degrees, symbol_peak
-
-
-def renewed(layer: Any) -> Any:
-    """A copy with the weights that this test's seed gives."""
-    layer = copy.deepcopy(layer)
-    for part in layer.modules():
-        if hasattr(part, "reset_parameters"):
-            part.reset_parameters()
-    return layer
-
-
-class Recorder(TorchDispatchMode):
-    """The operations called, the largest tensor made, and what convolutions were given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter[str] = Counter()
-        self.largest = self.convolved = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        name = func.overloadpacket.__name__
-        self.calls[name] += 1
-        if name == "convolution":
-            self.convolved += args[0].numel()
-        result = func(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        self.largest = max([self.largest, *sizes])
-        return result
-
-
-# --- The search over frequencies -----------------------------------------------------------
-
-
-def torus_of(conv: Any, sides: tuple[int, ...]) -> Torus:
-    reach = [2 * d * k for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
-    map_ = sc.as_operator(conv, (conv.in_channels, *reach), dtype=torch.float64).convolution
-    assert map_ is not None
-    return Torus(map_, sides, conv.stride, conv.dilation)
-
-
-@contextmanager
-def counted_symbols(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    looked = [0]
-    own = Torus.symbols_at
-
-    def counting(self: Torus, group: int, frequencies: Tensor) -> Tensor:
-        looked[0] += len(frequencies)
-        return own(self, group, frequencies)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Torus, "symbols_at", counting)
-        yield looked
-
-
-SEARCHED: list[tuple[nn.Module, tuple[int, ...]]] = [
-    (nn.Conv1d(1, 1, 3), (501,)),
-    (nn.Conv1d(2, 3, 9), (4096,)),
-    (nn.Conv2d(1, 1, 3), (256, 256)),
-    (nn.Conv2d(3, 3, 3), (100, 131)),
-    (nn.Conv2d(2, 4, (5, 1)), (200, 90)),
-    (nn.Conv2d(2, 2, 3, dilation=(2, 3)), (128, 150)),
-    (nn.Conv2d(6, 6, 3, groups=6), (128, 128)),
-    (nn.Conv2d(4, 2, 3, groups=2), (7, 300)),
-    (nn.Conv3d(1, 2, 3), (40, 50, 60)),
-]
-
-
-@pytest.mark.parametrize(("conv", "sides"), SEARCHED, ids=lambda value: str(value)[:40])
-@pytest.mark.parametrize("smooth", [False, True])
-def test_the_search_finds_the_largest_of_all_frequencies(
-    conv: Any, sides: tuple[int, ...], smooth: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    conv = renewed(conv)
-    if smooth:  # all taps positive: one broad peak, at the corner of the first cell
-        conv.weight.data.abs_()
-    norms = symbol_norms(conv, sides)
-    with counted_symbols(monkeypatch) as looked:
-        peak = symbol_peak(torus_of(conv, sides))
-    assert peak.value == pytest.approx(norms.max(), rel=1e-9)
-    assert peak.upper == peak.value
-    at = tuple(f % n for f, n in zip(peak.frequency, sides, strict=True))
-    assert norms[at] == pytest.approx(norms.max(), rel=1e-9)
-    assert looked[0] < conv.groups * norms.size
-
-
-@pytest.mark.parametrize("excess", [0.05, 1e-3, 1e-6])
-def test_an_early_end_is_within_what_it_may_leave_open(excess: float) -> None:
-    for _ in range(8):
-        conv = nn.Conv2d(1, 2, 3)
-        largest = symbol_norms(conv, (300, 300)).max()
-        peak = symbol_peak(torus_of(conv, (300, 300)), excess)
-        assert peak.value <= largest * (1 + 1e-9) and largest <= peak.upper * (1 + 1e-9)
-        assert peak.upper <= (1 + excess) * peak.value * (1 + 1e-12)
-
-
-@pytest.mark.parametrize("rtol", [0.5, 0.1, 1e-3])
-def test_between_the_frequencies_of_any_torus(rtol: float) -> None:
-    """Single frequencies of a coarse torus say nothing of those between them."""
-    for kernel in [(3,), (9,), (2, 5), (7, 3), (1, 4)]:
-        conv = (nn.Conv1d if len(kernel) == 1 else nn.Conv2d)(1, 2, kernel)  # type: ignore[arg-type]
-        supremum = symbol_norms(conv, (512,) * len(kernel)).max()
-        interval = sc.norm_bounds_all_sizes(conv, rtol=rtol)
-        assert interval.lower <= supremum * (1 + 1e-3) and supremum <= interval.upper
-        assert interval.width <= rtol
-
-
-@pytest.mark.parametrize(
-    ("kernel", "stride", "dilation"), [(3, 2, 1), (5, 2, 3), (7, 3, 2), (4, 4, 6)]
-)
-def test_the_search_under_a_stride(kernel: int, stride: int, dilation: int) -> None:
-    """Against the dense matrix of the circular layer, on tori with and without coarse cells."""
-    for windows in (5, 48):
-        side = windows * stride
-        conv = nn.Conv1d(2, 2, kernel, stride, dilation=dilation, dtype=torch.float64)
-        matrix = np.zeros((windows, 2, side, 2))
-        for window in range(windows):
-            for tap in range(kernel):
-                place = (window * stride + tap * dilation) % side
-                matrix[window, :, place, :] += conv.weight.detach().numpy()[:, :, tap]
-        expected = np.linalg.norm(matrix.reshape(2 * windows, 2 * side), 2)
-        assert symbol_peak(torus_of(conv, (side,))).value == pytest.approx(expected, rel=1e-9)
-
-
-def test_few_frequencies_of_a_large_torus_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    conv = nn.Conv2d(1, 1, 3)
-    with counted_symbols(monkeypatch) as looked, Recorder() as recorder:
-        symbol_peak(torus_of(conv, (4096, 4096)))
-    assert looked[0] < 10_000
-    assert recorder.largest < 1_000_000
-
-
-def test_a_flat_symbol_ends_the_search_early_or_is_looked_at_everywhere() -> None:
-    conv = nn.Conv2d(1, 1, 3)
-    with torch.no_grad():
-        conv.weight.zero_()[0, 0, 1, 1] = 2.0
-    assert symbol_peak(torus_of(conv, (64, 64))).value == pytest.approx(2.0, rel=1e-12)
-    peak = symbol_peak(torus_of(conv, (4096, 4096)), 1e-3)
-    assert 2 * (1 - 1e-12) <= peak.upper <= 2.002 and peak.value <= 2 * (1 + 1e-12)
-    with torch.no_grad():
-        conv.weight.zero_()
-    assert symbol_peak(torus_of(conv, (512, 512)))[:2] == (0.0, 0.0)
-
-
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("transposed", [False, True])
-def test_the_leading_wave_is_nearly_a_singular_vector(stride: int, transposed: bool) -> None:
-    conv = nn.Conv2d(3, 4, 5, stride, padding=1, dtype=torch.float64)
-    side = 128
-    op = sc.as_operator(conv, (3, side, side))
-    map_ = op.convolution
-    assert map_ is not None
-    torus = Torus(map_, (1024, 1024), map_.geometry.stride, map_.geometry.dilation)
-    peak = symbol_peak(torus)
-    space = map_.target.shape[1:] if transposed else (side, side)
-    wave = torus.leading_wave(peak, space, outputs=transposed)
-    window = [torch.sin(math.pi * torch.arange(1, n + 1) / (n + 1)) for n in space]
-    wave = wave * window[0][:, None] * window[1]
-    image = op.rmatvec(wave) if transposed else op.matvec(wave)
-    assert 0.99 * peak.value < float(image.norm() / wave.norm()) <= peak.value
-
 
 # --- norm_bounds: convolutions -------------------------------------------------------------
 
@@ -201,12 +30,6 @@ LARGE_IMAGES = [
     (nn.ConvTranspose2d(3, 2, 4, stride=2, padding=1), (3, 44, 50)),
     (nn.Conv2d(2, 2, 3, padding=2, dilation=2, groups=2), (2, 180, 190)),
 ]
-
-
-def slow_where(cases: list[Any], places: set[int]) -> list[Any]:
-    """The same cases, of which some take ARPACK or the whole image long."""
-    marks = {True: [pytest.mark.slow], False: []}
-    return [pytest.param(*case, marks=marks[at in places]) for at, case in enumerate(cases)]
 
 
 @pytest.mark.parametrize(
@@ -377,125 +200,3 @@ def test_copies_of_a_matrix_are_not_applied(monkeypatch: pytest.MonkeyPatch) -> 
     once = 1000 * 64  # the layer is applied when it is read in, and not again
     assert recorder.largest <= once
     assert recorder.calls["addmm"] <= 8
-
-
-def test_a_factor_proves_only_what_is_so() -> None:
-    for shape in [(700, 600), (500, 1100)]:
-        matrix = torch.randn(shape)
-        norm = float(np.linalg.norm(matrix.double().numpy(), 2))
-        assert norm_is_below(matrix, norm * (1 + 1e-6))
-        assert not norm_is_below(matrix, norm * (1 - 1e-6))
-    assert norm_is_below(1e30 * matrix, 1.001e30 * norm)
-
-
-# --- Long rows -----------------------------------------------------------------------------
-
-
-def test_sums_over_long_rows_are_accurate() -> None:
-    """Torch's norm of sixteen million numbers in float32 is 6e-4 too small: Ritz values rise."""
-    rows = torch.randn(2, 2**22)
-    wide = rows.double()
-    torch.testing.assert_close(lengths(rows).double(), wide.norm(dim=1), rtol=1e-6, atol=0)
-    exact = wide @ wide.T
-    assert float((row_products(rows, rows) - exact).abs().max()) <= 5e-6 * float(exact.max())
-
-
-# --- svds ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("layer", "in_shape"),
-    [
-        (nn.Conv2d(1, 1, 3, padding=1), (1, 300, 300)),
-        (nn.Conv2d(16, 16, 3, padding=1, groups=16), (16, 120, 120)),
-        (nn.Conv2d(3, 16, 7, stride=2, padding=3), (3, 320, 320)),
-        (nn.ConvTranspose2d(8, 2, 4, stride=2, padding=1), (8, 120, 120)),
-        (nn.Conv1d(1, 1, 9, padding=4), (1, 100_000)),
-    ],
-    ids=str,
-)
-def test_the_norm_on_a_large_image_takes_few_applications(
-    layer: nn.Module, in_shape: tuple[int, ...]
-) -> None:
-    layer = renewed(layer)
-    found = sc.svds(layer, in_shape, 1)
-    assert found.converged and found.applications <= 30
-    upper = sc.norm_bounds(layer, in_shape, rtol=1e-3).upper
-    assert upper / 1.0015 <= float(found.S[0]) <= upper
-
-
-# --- clip_ ---------------------------------------------------------------------------------
-
-CLIPPED = [
-    (nn.Conv2d(1, 1, 3, padding=1), (1, 300, 280)),
-    (nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), (1, 256, 256)),
-    (nn.Conv1d(1, 1, 9, padding=4), (1, 5_000)),
-]
-
-
-@pytest.mark.parametrize("share", [0.4, pytest.param(0.9, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    ("layer", "in_shape"), slow_where(CLIPPED, {1}), ids=lambda value: str(value)[:40]
-)
-def test_clipping_on_large_images(
-    layer: Any, in_shape: tuple[int, ...], share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layer = renewed(layer)
-    before = copy.deepcopy(layer)
-    grid = tuple(n + layer.kernel_size[0] for n in in_shape[1:])
-    bound = share * symbol_norms(layer, grid).max()
-    with Recorder() as recorder:
-        result = sc.clip_(layer, bound, in_shape)
-    norm = symbol_norms(layer, tuple(4 * n for n in in_shape[1:]) if len(grid) == 1 else grid).max()
-    assert norm <= bound * (1 + 1e-3)
-    assert norm * (1 - 1e-4) <= result.norm_after <= bound * (1 + 1e-3)
-    assert result.converged
-    # It is read in on the whole image, and worked on where there is a fourth of that, or less.
-    assert recorder.convolved <= (16 + result.applications / 2.5) * math.prod(in_shape)
-    # The same on the whole image: the distance is about as small.
-    monkeypatch.setattr(_clip.View, "cropped", lambda self, excess: None)
-    whole = sc.clip_(before, bound, in_shape)
-    assert result.distance <= 1.02 * whole.distance
-    if result.distance_lower_bound is not None:
-        assert result.distance_lower_bound <= whole.distance * (1 + 1e-3)
-
-
-def test_a_large_convolution_within_the_bound_stays_as_it_is() -> None:
-    for kind, in_shape in CLIPPED:
-        layer = renewed(kind)
-        norm = symbol_norms(layer, tuple(n + 9 for n in in_shape[1:])).max()
-        weight = layer.weight.detach().clone()
-        result = sc.clip_(layer, norm * (1 + 1e-6), in_shape)
-        assert torch.equal(layer.weight, weight) and result.distance == 0
-
-
-def test_a_large_convolution_with_a_batch_norm_and_in_half_precision() -> None:
-    norm = nn.BatchNorm2d(2)
-    norm.running_var = torch.tensor([0.5, 2.0])
-    pair = [nn.Conv2d(2, 2, 3, padding=1), norm.eval()]
-    sc.clip_(pair, 0.5, (2, 250, 250))
-    assert sc.norm_bounds(pair, (2, 250, 250), rtol=1e-3).lower <= 0.5
-    assert sc.norm_bounds(pair, (2, 250, 250), rtol=1e-3).upper <= 0.5 * 1.002
-    half = nn.Conv2d(1, 1, 3, padding=1).bfloat16()
-    result = sc.clip_(half, 0.5, (1, 250, 250))
-    assert sc.norm_bounds(half, (1, 250, 250), rtol=1e-3).lower <= 0.5 * 1.001
-    assert result.norm_after <= 0.5 * 1.001
-
-
-def test_exact_clipping_on_a_large_image_is_near_its_lower_bound() -> None:
-    conv = nn.Conv2d(1, 2, 3, padding=1)
-    result = sc.clip_(conv, 0.5, (1, 250, 250), exact=True)
-    assert result.distance_lower_bound is not None
-    assert result.distance_lower_bound <= result.distance <= 1.01 * result.distance_lower_bound
-
-
-def test_the_grid_of_frequencies_misses_no_more_than_it_says() -> None:
-    for kernel, excess in [(3, 0.01), (5, 0.05), (9, 1e-3)]:
-        conv = nn.Conv1d(1, 1, kernel)
-        map_ = torus_of(conv, (64,))
-        (points,) = enough_points(map_.degrees, excess)
-        supremum = symbol_norms(conv, (64 * points,)).max()
-        assert supremum <= (1 + excess) * symbol_norms(conv, (points,)).max()
-    assert symbol_degrees(
-        sc.as_operator(nn.Conv1d(1, 1, 7, 2, dilation=4), (1, 64)).convolution
-    ) == (12,)  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.optimize
 import torch
 from cases import (
     CASES,
@@ -26,7 +25,6 @@ from spectralclip import clip_, norm_bounds
 from spectralclip._clipping import moving_names
 from spectralclip._clipping.douglas_rachford import TorusSymbols, clip_on_torus
 from spectralclip._clipping.metric import PlainMetric
-from spectralclip._linalg.qp import nonnegative_qp
 from spectralclip._operators.maps import ConvGeometry, ConvMap
 
 NOTHING = "nothing to clip"
@@ -518,18 +516,6 @@ def test_with_another_default_device() -> None:
 
 
 # --- the parts -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_quadratic_program_against_scipy(seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    factor = generator.standard_normal((12, 9))
-    factor[:, 3] = factor[:, 2]  # two cuts that are the same
-    wished = generator.standard_normal(12)
-    expected, _ = scipy.optimize.nnls(factor, wished)
-    found = nonnegative_qp(torch.tensor(factor.T @ factor), torch.tensor(factor.T @ wished))
-    assert float(found.min()) >= 0
-    np.testing.assert_allclose(factor @ found.numpy(), factor @ expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["zeros", "circular", "reflect", "replicate"])

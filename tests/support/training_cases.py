@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from oracle import dense_norm
+from spectralclip import FoundLayer, find_layers
 from spectralclip.demo import load_digits
 
 IMAGES, LABELS = (part[:640] for part in load_digits())
@@ -64,6 +65,19 @@ def true_norms(attachment: Any) -> dict[str, float]:
         name: max(dense_norm(layer.modules, shape) for shape in layer.in_shapes)
         for name, layer in attachment.layers.items()
     }
+
+
+def layers_of(model: nn.Module, shape: tuple[int, ...]) -> dict[str, FoundLayer]:
+    return find_layers(model, torch.zeros(1, *shape), False)
+
+
+def tower(layers: int = 20) -> nn.Sequential:
+    torch.manual_seed(2)
+    sizes = [(6 + 7 * n % 11, 6 + 7 * (n + 1) % 11) for n in range(layers)]
+    parts: list[nn.Module] = []
+    for a, b in sizes:
+        parts += [nn.Conv2d(a, b, 3, padding=1), nn.Tanh()]
+    return nn.Sequential(*parts)
 
 
 def tensors_of(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import subprocess
@@ -20,14 +19,15 @@ from processes import Processes
 from sharding import FSDP, SHARDS
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from training_cases import layers_of, tower
 
 from oracle import dense_norm
+from spectralclip import as_operator
 from spectralclip._models.layers import FoundLayer, find_layers
 from spectralclip._training.attach import attach
 from spectralclip._training.attachment import Attachment
-from spectralclip._training.distributed.assignment import divided, estimated_cost
 from spectralclip._training.distributed.consensus import Assignment, Report
-from spectralclip._training.distributed.layout import Layout, group_of
+from spectralclip._training.distributed.layout import group_of
 from spectralclip._training.distributed.process_group import ProcessGroup
 from spectralclip._training.distributed.sharing import Sharing
 from spectralclip._training.method import Method, MethodState
@@ -73,9 +73,9 @@ class Scaling(MethodState):
             if self.method.breaks == name:
                 raise ValueError(f"{name} is broken")
             layer = self.sharing.mine()[name]
-            norm = dense_norm(layer.modules, layer.in_shapes[0])
-            columns = math.prod(layer.in_shapes[0])
-            self.applications += columns
+            operator = as_operator(list(layer.modules), layer.in_shapes[0], dtype=torch.float64)
+            norm = float(torch.linalg.matrix_norm(operator.to_dense(), 2))
+            self.applications += operator.shape[1]
             self.memory[name] = 0.9 * self.memory[name] + 0.1 * norm
             self.latest[name] = norm
             if norm > bound:
@@ -253,15 +253,6 @@ def test_two_ranks_on_equal_data_do_what_one_does(
 # --- Shared work ------------------------------------------------------------------------------
 
 
-def tower(layers: int = 20) -> nn.Sequential:
-    torch.manual_seed(2)
-    sizes = [(6 + 7 * n % 11, 6 + 7 * (n + 1) % 11) for n in range(layers)]
-    parts: list[nn.Module] = []
-    for a, b in sizes:
-        parts += [nn.Conv2d(a, b, 3, padding=1), nn.Tanh()]
-    return nn.Sequential(*parts)
-
-
 def _work_on_tower(kind: str, method: Method) -> Any:
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -284,49 +275,6 @@ def test_work_is_shared(pair: Processes, kind: str, method: Method) -> None:
     assert layers + other_layers == 20
     for one, other in zip(work, other_work, strict=True):
         assert 0 < max(one, other) <= 0.65 * (one + other)
-
-
-def layers_of(model: nn.Module, shape: tuple[int, ...]) -> dict[str, FoundLayer]:
-    return find_layers(model, torch.zeros(1, *shape), False)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_division_is_balanced(size: int) -> None:
-    layers = layers_of(tower(), (6, 4, 4))
-    costs = {name: estimated_cost(layer) for name, layer in layers.items()}
-    owners = divided(layers, costs, size)
-    loads = [sum(costs[n] for n, o in owners.items() if o == rank) for rank in range(size)]
-    # Graham's bound for the longest first, of which the mean is at most the best.
-    best = max(sum(costs.values()) / size, *costs.values())
-    assert list(owners) == list(layers) and max(loads) <= (4 / 3) * best
-
-
-def test_layers_that_share_a_weight_have_one_owner() -> None:
-    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
-    model[4].weight = model[0].weight
-    model[5].bias = model[4].bias
-    layers = layers_of(model, (8,))
-    owners = divided(layers, dict.fromkeys(layers, 1.0), 6)
-    assert owners["0"] == owners["4"] == owners["5"]
-    assert len(set(owners.values())) == 4
-
-
-@pytest.mark.parametrize(
-    ("module", "shape"),
-    [
-        (nn.Conv2d(4, 6, 3, padding=1, stride=2, bias=False), (4, 8, 8)),
-        (nn.ConvTranspose2d(4, 6, 2, stride=2, bias=False), (4, 8, 8)),
-        (nn.Linear(4, 6, bias=False), (5, 4)),
-    ],
-)
-def test_cost_is_that_of_an_application(module: nn.Module, shape: tuple[int, ...]) -> None:
-    """As torch itself counts, which takes two operations for a product and a sum."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counter:
-        module(torch.zeros(1, *shape))
-    (layer,) = layers_of(nn.Sequential(module), shape).values()
-    assert 2 * estimated_cost(layer) == counter.get_total_flops()
 
 
 def _messages(frozen: bool) -> list[list[int]]:
@@ -676,16 +624,6 @@ def test_tensor_parallel_placements_are_refused(four: Processes) -> None:
 
 
 # --- Sharded weights --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("parts", [1, 2, 3, 4])
-@pytest.mark.parametrize("size", range(1, 8))
-def test_parts_are_those_of_chunk(size: int, parts: int) -> None:
-    whole = torch.arange(2.0 * size).reshape(2, size)
-    layout = Layout(1, parts, tuple(range(parts)), (0,) * parts)
-    chunks = [*whole.chunk(parts, 1), *[whole[:, :0]] * parts][:parts]
-    for rank, chunk in enumerate(chunks):
-        assert torch.equal(layout.part(whole, rank), chunk)
 
 
 def _on_mesh(shape: tuple[int, ...]) -> Any:
