@@ -29,12 +29,12 @@ class SearchConstants:
     """What a run is limited by.
 
     Attributes:
-        steps: At most so many. One percent at a failure of 1e-6 takes 45 to 60 of them, and 1e-4
-            less than 200 (random reflected convolutions of 16 to 256 channels).
+        steps: At most so many. One percent at a failure of 1e-6 takes 45 to 60 of them; a width of
+            1e-4 took 179 at most, on fourteen layers of all kinds.
         basis_entries: Numbers that the basis may have: a gigabyte in float32.
         least_steps: But so many in any case.
-        margin: Roundings that a value is moved by. Layers of 4608 products a sum were seen to
-            lose eight.
+        margin: Roundings that a value is moved by. Residuals of layers of 4608 products a sum were
+            seen to have eight.
     """
 
     steps: int = 300

@@ -2,7 +2,7 @@
 
 A Ritz value is a lower bound. An upper bound needs an argument of its own:
 
-- *exact*: the layer falls apart into small matrices (`exact`), or is small itself;
+- *exact*: the layer is block diagonal (`exact`), or is small itself;
 - *embedding*: a zero-padded convolution is a part of a circular one on a larger torus
   (`exact`);
 - *probabilistic*: any layer. One Lanczos run from a random vector; the bound fails only if that
@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from spectralclip._bounds.exact import (
+    EXACT,
     affordable,
     circular_torus,
     embedding_torus,
@@ -42,9 +43,6 @@ from spectralclip._operators import (
     plain_numerics,
 )
 
-# Smaller sides up to which the whole matrix is formed; more where only a proof will do.
-DENSE_SIDE, DENSE_SIDE_DETERMINISTIC = 64, 1024
-DENSE_ENTRIES = 2**25  # and how many numbers that matrix may have
 # Of the width asked for, what a search over frequencies may leave open, and what a smaller image
 # may fall short of the whole one.
 SHARE = 1 / 8
@@ -129,7 +127,7 @@ def norm_bounds(
     found = _from_blocks(view, request, generator)
     if found is not None:
         return found
-    if _formable(view.op, DENSE_SIDE):
+    if _formable(view.op, EXACT.dense_side):
         return _dense(view.double)
     found = _iterated(view, request, generator)
     if deterministic and found.width > rtol:
@@ -158,7 +156,7 @@ class _Request(NamedTuple):
 
 
 def _from_blocks(view: View, request: _Request, generator: torch.Generator) -> Interval | None:
-    """The norm of the largest block, where the layer falls apart into some."""
+    """The norm of the largest block, where the layer is block diagonal."""
     blocks = listed_blocks(view.op)
     if blocks is not None:
         dear = not affordable(blocks)
@@ -227,7 +225,7 @@ def _iterated(view: View, request: _Request, generator: torch.Generator) -> Inte
     """Both ends by iteration, the upper one from an embedding where that is good enough."""
     rtol, failure, deterministic = request
     ceiling, spent = _embedding(view, request), 0
-    # On large images an embedding is nearly the norm, and waves are nearly singular vectors.
+    # On large images an embedding is nearly the norm, and singular vectors nearly Fourier modes.
     if ceiling < math.inf and view.is_large(rtol / 2):
         near = view.cropped(SHARE * rtol) or view
         search = Search(near, rtol, failure, ceiling, deterministic=True, fourier_modes=True)
@@ -253,11 +251,11 @@ def _formable(op: LinearOperator, side: int) -> bool:
     # Coordinates in fewer than three dimensions do not have their largest density at zero, as
     # the probabilistic bound needs.
     m, n = op.shape
-    return min(m, n) <= 2 or (min(m, n) <= side and m * n <= DENSE_ENTRIES)
+    return min(m, n) <= 2 or (min(m, n) <= side and m * n <= EXACT.dense_entries)
 
 
 def _dense(op: LinearOperator) -> Interval:
-    """The norm of the matrix itself, formed by as many applications as its shorter side has."""
+    """The norm of the matrix itself, formed by as many products as its shorter side has entries."""
     m, n = op.shape
     value = largest_singular_value(op.to_dense())
     margin = 4 * (m + n) * torch.finfo(torch.float64).eps + slack(op.dtype)
@@ -266,7 +264,7 @@ def _dense(op: LinearOperator) -> Interval:
 
 def _certified(double: LinearOperator, found: Interval, rtol: float) -> Interval:
     """A deterministic upper end where the embedding's is too wide or missing."""
-    if _formable(double, DENSE_SIDE_DETERMINISTIC):
+    if _formable(double, EXACT.dense_side_deterministic):
         formed = _dense(double)
         return replace(formed, applications=formed.applications + found.applications)
     from spectralclip._bounds.cholesky import deterministic_upper

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from spectralclip._linalg import LanczosRun, lengths, orthonormal_rows, rows_lq, tall_qr, wide
 from spectralclip._operators import LinearOperator
-from spectralclip._spectrum.start_vectors import filtered_row, has_waves, random_rows
+from spectralclip._spectrum.start_vectors import filtered_row, has_fourier_modes, random_rows
 from spectralclip._spectrum.stopping import ROUNDING, STOPPING, StoppingRule
 from spectralclip._spectrum.subspace import KRYLOV, Subspace
 from spectralclip._spectrum.triplets import Spectrum, Triplets, Verdict, finish, margin
@@ -132,7 +132,7 @@ class Lanczos(Solver):
     ) -> Triplets:
         """The three-term recurrence, which does not have to be reorthogonalized."""
         limit = min(self.basis or KRYLOV.single_basis, op.shape[1], max(2, budget // 2))
-        caution = STOPPING.caution if has_waves(op) else STOPPING.caution_isolated
+        caution = STOPPING.caution if has_fourier_modes(op) else STOPPING.caution_isolated
         rule = StoppingRule(tol, torch.finfo(op.dtype).eps, caution=caution)
         run = LanczosRun(op.gram_rows, filtered_row(op, generator), reorthogonalize=False)
         check_at = KRYLOV.probe_steps
