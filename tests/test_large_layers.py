@@ -209,7 +209,7 @@ def test_the_leading_wave_is_nearly_a_singular_vector(stride: int, transposed: b
     torus = Torus(map_, (1024, 1024), map_.geometry.stride, map_.geometry.dilation)
     peak = symbol_peak(torus)
     space = map_.target.shape[1:] if transposed else (side, side)
-    wave = torus.leading_wave(peak, space, outputs=transposed)
+    wave = torus.leading_mode(peak, space, outputs=transposed)
     window = [torch.sin(math.pi * torch.arange(1, n + 1) / (n + 1)) for n in space]
     wave = wave * window[0][:, None] * window[1]
     image = op.rmatvec(wave) if transposed else op.matvec(wave)

@@ -84,7 +84,7 @@ def rounding(dtype: torch.dtype, block_shape: tuple[int, int], taps: int = 1) ->
 def affordable(blocks: ListedBlocks | Torus) -> bool:
     """Whether decomposing all blocks costs no more than a few Lanczos runs on the layer would."""
     rows, columns = blocks.block_shape
-    once = float(rows * columns)  # copies of a block need no application of their own
+    once = float(rows * columns)  # copies of a block need no product of their own
     if isinstance(blocks, Torus):
         count, application = blocks.count, blocks.application_work
     else:

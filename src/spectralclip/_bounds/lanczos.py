@@ -62,7 +62,7 @@ def relative_width(lower: float, upper: float) -> float:
     return 0.0 if upper == 0 else math.inf
 
 
-def slack(dtype: torch.dtype) -> float:
+def rounding_margin(dtype: torch.dtype) -> float:
     """Relative margin for a number that a few products in this precision have made."""
     return max(SEARCH.margin * torch.finfo(dtype).eps, 1e-9)
 
@@ -139,7 +139,7 @@ class Search:
         modes = self.fourier_modes
         row = filtered_row(side, generator) if modes else random_rows(side, 1, generator)
         start = side.input_tensor(row)
-        fine = self.rtol < 20 * slack(op.dtype)
+        fine = self.rtol < 20 * rounding_margin(op.dtype)
         found, ended = self._iterate(self.view.double if fine else op, start)
         wide = relative_width(found.lower, found.upper) > self.rtol
         if ended and wide and not fine and self.view.double is not op:
@@ -168,7 +168,7 @@ class Search:
         # The deterministic end where it is narrow enough, else the lower of the two.
         if self.deterministic or self.ceiling <= (1 + self.rtol) * lower:
             return Ends(lower, self.ceiling, True, spent), ended
-        upper = math.sqrt(smallest_excluded(run, delta)) / factor * (1 + slack(op.dtype))
+        upper = math.sqrt(smallest_excluded(run, delta)) / factor * (1 + rounding_margin(op.dtype))
         if self.ceiling <= upper:
             return Ends(lower, self.ceiling, True, spent), ended
         return Ends(lower, max(upper, lower), False, spent), ended
@@ -176,7 +176,7 @@ class Search:
     def _enough(self, run: LanczosRun, delta: float, factor: float, op: LinearOperator) -> bool:
         values, vectors = run.ritz()
         theta, residual = max(float(values[0]), 0.0), run.betas[-1] * abs(float(vectors[-1, 0]))
-        target = 1 + max(self.rtol - 4 * slack(op.dtype), 0.1 * self.rtol)
+        target = 1 + max(self.rtol - 4 * rounding_margin(op.dtype), 0.1 * self.rtol)
         if self.ceiling <= target * math.sqrt(theta) / factor:
             return True
         if self.deterministic:
@@ -189,7 +189,7 @@ class Search:
         side = _smaller_side(balanced)
         rounded = sent(vector, side.device, side.dtype)
         length, image = on_host(rounded).norm(), on_host(side.matvec(rounded)).norm()
-        return float(image / length) / factor * (1 - slack(side.dtype))
+        return float(image / length) / factor * (1 - rounding_margin(side.dtype))
 
 
 def _smaller_side(op: LinearOperator) -> LinearOperator:

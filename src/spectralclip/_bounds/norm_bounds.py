@@ -33,7 +33,7 @@ from spectralclip._bounds.exact import (
     peak_with_margin,
     rounding,
 )
-from spectralclip._bounds.lanczos import Search, relative_width, slack
+from spectralclip._bounds.lanczos import Search, relative_width, rounding_margin
 from spectralclip._bounds.views import View
 from spectralclip._linalg import largest_singular_value, norm_is_below
 from spectralclip._operators import (
@@ -258,7 +258,7 @@ def _dense(op: LinearOperator) -> Interval:
     """The norm of the matrix itself, formed by as many products as its shorter side has entries."""
     m, n = op.shape
     value = largest_singular_value(op.to_dense())
-    margin = 4 * (m + n) * torch.finfo(torch.float64).eps + slack(op.dtype)
+    margin = 4 * (m + n) * torch.finfo(torch.float64).eps + rounding_margin(op.dtype)
     return Interval(value * (1 - margin), value * (1 + margin), "exact", 0.0, min(m, n))
 
 

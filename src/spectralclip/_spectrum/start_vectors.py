@@ -76,14 +76,14 @@ def filtered_row(op: LinearOperator, generator: torch.Generator) -> Tensor:
     torus = torus_map(map_) if len(op.maps) == 1 else None
     if torus is None:
         return noise
-    wave = _leading_mode(map_)
-    if wave is None:
-        wave = _tiled(torus, map_, op, generator)
+    mode = _leading_mode(map_)
+    if mode is None:
+        mode = _tiled(torus, map_, op, generator)
     for axis, size in enumerate(map_.source.shape[1:], 2):
         position = torch.arange(1, size + 1, device=op.device, dtype=op.dtype)
         window = torch.sin(math.pi * position / (size + 1))
-        wave = wave * window.reshape(-1, *[1] * (wave.ndim - 1 - axis))
-    start = map_.source.to_rows(wave)
+        mode = mode * window.reshape(-1, *[1] * (mode.ndim - 1 - axis))
+    start = map_.source.to_rows(mode)
     mixed: Tensor = start / start.norm().clamp_min(1e-30) + START.noise * noise / noise.norm()
     return mixed
 
@@ -97,18 +97,18 @@ def _tiled(
     for _ in range(START.filter_steps):
         row = torus.adjoint(torus.forward(row))
         row = row / row.norm().clamp_min(torch.finfo(row.dtype).tiny)
-    wave = small.to_tensor(row)
+    mode = small.to_tensor(row)
     for axis, size in enumerate(map_.source.shape[1:], 2):
-        wave = torch.cat([wave] * math.ceil(size / wave.shape[axis]), axis).narrow(axis, 0, size)
-    return wave
+        mode = torch.cat([mode] * math.ceil(size / mode.shape[axis]), axis).narrow(axis, 0, size)
+    return mode
 
 
 def _leading_mode(map_: LinearMap) -> Tensor | None:
-    """The plane wave at which the symbol's norm is largest; None where that is dear to find."""
+    """The Fourier mode at which the symbol's norm is largest; None where that is dear to find."""
     conv = map_.convolution
     assert conv is not None
-    application = conv.weight.numel() * math.prod(conv.target.shape[1:])
-    if most_work(conv, START.off_the_peak) > START.peak_products * application:
+    product = conv.weight.numel() * math.prod(conv.target.shape[1:])
+    if most_work(conv, START.off_the_peak) > START.peak_products * product:
         return None
     stride, dilation = conv.geometry.stride, conv.geometry.dilation
     points = enough_points(symbol_degrees(conv), START.off_the_peak)
@@ -116,11 +116,11 @@ def _leading_mode(map_: LinearMap) -> Tensor | None:
     torus = Torus(conv, sides, stride, dilation)
     peak = symbol_peak(torus, START.off_the_peak)
     space = map_.source.shape[1:]
-    image = torus.leading_wave(peak, space, outputs=map_.is_transposed)
-    wave = torch.zeros(map_.source.shape, dtype=conv.weight.dtype, device=conv.weight.device)
+    image = torus.leading_mode(peak, space, outputs=map_.is_transposed)
+    mode = torch.zeros(map_.source.shape, dtype=conv.weight.dtype, device=conv.weight.device)
     channels = image.shape[0]
-    wave[peak.group * channels : (peak.group + 1) * channels] = sent(image, wave.device, wave.dtype)
-    return wave[None]
+    mode[peak.group * channels : (peak.group + 1) * channels] = sent(image, mode.device, mode.dtype)
+    return mode[None]
 
 
 def has_fourier_modes(op: LinearOperator) -> bool:
@@ -136,8 +136,8 @@ def has_fourier_modes(op: LinearOperator) -> bool:
 def torus_map(map_: LinearMap) -> LinearMap | None:
     """The same kernel on a small torus, or None where that would not be much smaller."""
     conv = map_.convolution
-    # Reflected and replicated borders have leading vectors of their own, which are no waves; and
-    # on a torus, waves of a shorter period would never mix with the others.
+    # Reflected and replicated borders have leading vectors of their own; and on a torus, modes of a
+    # shorter period would never mix with the others.
     if conv is None or conv.geometry.mode != "zeros":
         return None
     geometry, space = conv.geometry, conv.source.shape[1:]

@@ -86,10 +86,10 @@ class Torus:
         waves = tap_waves(kernel, self._sides, frequencies, self._stride, self._dilation, zeros)
         return symbols(self._weights[group], waves)[0]
 
-    def leading_wave(self, peak: Peak, space: Shape, *, outputs: bool) -> Tensor:
+    def leading_mode(self, peak: Peak, space: Shape, *, outputs: bool) -> Tensor:
         """The leading singular vector at a peak, its real part, on an image: `(channels, *space)`.
 
-        On the side of the inputs it is the sum of the waves that the stride folds together.
+        On the side of the inputs it is the sum of the modes that the stride folds together.
         """
         at = torch.tensor([peak.frequency], device="cpu")
         left, _, right = torch.linalg.svd(self.symbols_at(peak.group, at)[0], full_matrices=False)
