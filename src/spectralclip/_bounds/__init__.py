@@ -2,8 +2,9 @@
 
 from spectralclip._bounds.all_sizes import norm_bounds_all_sizes
 from spectralclip._bounds.exact import embedding_sides, torus_norm
+from spectralclip._bounds.interval import Interval
 from spectralclip._bounds.lanczos import rounding_margin
-from spectralclip._bounds.norm_bounds import Interval, check_request, norm_bounds
+from spectralclip._bounds.norm_bounds import check_request, norm_bounds
 from spectralclip._bounds.views import View
 
 __all__ = [

@@ -11,12 +11,13 @@ The same run serves where an upper end is known beforehand, to find the lower on
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import NamedTuple, final
+from dataclasses import dataclass, replace
+from typing import final
 
 import torch
 from torch import Tensor
 
+from spectralclip._bounds.interval import Interval
 from spectralclip._bounds.views import View
 from spectralclip._linalg import LanczosRun, on_host, sent
 from spectralclip._operators import LinearOperator
@@ -44,22 +45,6 @@ class SearchConstants:
 
 
 SEARCH = SearchConstants()
-
-
-class Ends(NamedTuple):
-    """What a run has found; `certain` if the upper end is the one known beforehand."""
-
-    lower: float
-    upper: float
-    certain: bool
-    applications: int
-
-
-def relative_width(lower: float, upper: float) -> float:
-    """How far the upper end is above the lower one, in units of the lower one."""
-    if lower > 0:
-        return upper / lower - 1
-    return 0.0 if upper == 0 else math.inf
 
 
 def rounding_margin(dtype: torch.dtype) -> float:
@@ -132,7 +117,7 @@ class Search:
     deterministic: bool = False
     fourier_modes: bool = False
 
-    def run(self, generator: torch.Generator) -> Ends:
+    def run(self, generator: torch.Generator) -> Interval:
         """In the layer's own precision, unless the width asked for is finer than that."""
         op = self.view.op
         side = _smaller_side(op)
@@ -141,16 +126,15 @@ class Search:
         start = side.input_tensor(row)
         fine = self.rtol < 20 * rounding_margin(op.dtype)
         found, ended = self._iterate(self.view.double if fine else op, start)
-        wide = relative_width(found.lower, found.upper) > self.rtol
-        if ended and wide and not fine and self.view.double is not op:
+        if ended and found.width > self.rtol and not fine and self.view.double is not op:
             # Rounding in the small precision hides what the start may have missed. From the same
             # start, so that both bounds fail together or not at all.
             again, _ = self._iterate(self.view.double, start)
             best = again if again.upper < found.upper else found
-            return best._replace(applications=found.applications + again.applications)
+            return replace(best, applications=found.applications + again.applications)
         return found
 
-    def _iterate(self, op: LinearOperator, start: Tensor) -> tuple[Ends, bool]:
+    def _iterate(self, op: LinearOperator, start: Tensor) -> tuple[Interval, bool]:
         """Also says whether the basis came to an end."""
         balanced, factor = op.balanced()
         side = _smaller_side(balanced)
@@ -166,12 +150,13 @@ class Search:
         vector = side.input_tensor(run.rows(run.ritz()[1][:, :1]))
         lower, spent = self._lower(vector), 2 * run.steps + 1
         # The deterministic end where it is narrow enough, else the lower of the two.
+        known = Interval(lower, self.ceiling, "embedding", 0.0, spent)
         if self.deterministic or self.ceiling <= (1 + self.rtol) * lower:
-            return Ends(lower, self.ceiling, True, spent), ended
+            return known, ended
         upper = math.sqrt(smallest_excluded(run, delta)) / factor * (1 + rounding_margin(op.dtype))
         if self.ceiling <= upper:
-            return Ends(lower, self.ceiling, True, spent), ended
-        return Ends(lower, max(upper, lower), False, spent), ended
+            return known, ended
+        return Interval(lower, max(upper, lower), "probabilistic", self.failure, spent), ended
 
     def _enough(self, run: LanczosRun, delta: float, factor: float, op: LinearOperator) -> bool:
         values, vectors = run.ritz()

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from spectralclip._bounds.exact import (
     EXACT,
@@ -33,7 +33,8 @@ from spectralclip._bounds.exact import (
     peak_with_margin,
     rounding,
 )
-from spectralclip._bounds.lanczos import Search, relative_width, rounding_margin
+from spectralclip._bounds.interval import Interval
+from spectralclip._bounds.lanczos import Search, rounding_margin
 from spectralclip._bounds.views import View
 from spectralclip._linalg import largest_singular_value, norm_is_below
 from spectralclip._operators import (
@@ -46,42 +47,6 @@ from spectralclip._operators import (
 # Of the width asked for, what a search over frequencies may leave open, and what a smaller image
 # may fall short of the whole one.
 SHARE = 1 / 8
-
-
-@final
-@dataclass(frozen=True)
-class Interval:
-    """A lower and an upper bound on a norm.
-
-    Attributes:
-        lower: Lower end.
-        upper: Upper end.
-        kind: What the upper end rests on: "exact", "embedding", "every size", "cholesky" (all
-            deterministic), or "probabilistic".
-        failure: Probability that the upper end is too small; 0 for deterministic kinds.
-        applications: Vectors sent through the layer or its transpose, one each.
-
-    Example:
-        >>> from spectralclip import Interval
-        >>> interval = Interval(2.0, 2.02, "embedding", 0.0)
-        >>> 2.01 in interval, round(interval.width, 4)
-        (True, 0.01)
-    """
-
-    lower: float
-    upper: float
-    kind: str
-    failure: float
-    applications: int = 0
-
-    def __contains__(self, value: float | Tensor) -> bool:
-        """Whether a number lies between the ends."""
-        return self.lower <= float(value) <= self.upper
-
-    @property
-    def width(self) -> float:
-        """Relative width: `upper / lower - 1`."""
-        return relative_width(self.lower, self.upper)
 
 
 @plain_numerics()
@@ -229,13 +194,12 @@ def _iterated(view: View, request: _Request, generator: torch.Generator) -> Inte
     if ceiling < math.inf and view.is_large(rtol / 2):
         near = view.cropped(SHARE * rtol) or view
         search = Search(near, rtol, failure, ceiling, deterministic=True, fourier_modes=True)
-        ends = search.run(generator)
-        spent = ends.applications
-        if relative_width(ends.lower, ceiling) <= rtol:
-            return Interval(ends.lower, ceiling, "embedding", 0.0, spent)
-    ends = Search(view, rtol, failure, ceiling, deterministic).run(generator)
-    kind, risk = ("embedding", 0.0) if ends.certain else ("probabilistic", failure)
-    return Interval(ends.lower, ends.upper, kind, risk, ends.applications + spent)
+        found = search.run(generator)
+        spent = found.applications
+        if found.width <= rtol:
+            return found
+    found = Search(view, rtol, failure, ceiling, deterministic).run(generator)
+    return replace(found, applications=found.applications + spent)
 
 
 def _embedding(view: View, request: _Request) -> float:

@@ -20,13 +20,8 @@ def nonnegative_qp(Q: Tensor, b: Tensor, start: Tensor | None = None) -> Tensor:
     and the number of steps is finite. Cuts may be nearly parallel: a ridge of rounding size
     keeps the systems solvable. The programs are so small that NumPy's short calls count.
 
-    Args:
-        Q: Symmetric, positive semi-definite, `(j, j)`.
-        b: `(j,)`.
-        start: Multipliers to start from, such as those of a similar program.
-
-    Returns:
-        The multipliers, in float64 on the CPU.
+    Q is symmetric and positive semi-definite; `start` are the multipliers of a similar program. The
+    result is in float64 on the CPU.
     """
     matrix, target = (_array(part) for part in (Q, b))
     first = None if start is None else _array(start)
