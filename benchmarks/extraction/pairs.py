@@ -12,7 +12,7 @@ from benchmarks.extraction.layers import BenchmarkLayer
 from benchmarks.extraction.peers import METHODS, Outcome
 from benchmarks.extraction.published import iterations_needed, published_start
 from spectralclip import as_operator
-from spectralclip._spectrum import FILTER_STEPS, torus_map
+from spectralclip._spectrum import START, torus_map
 
 TOLS = (1e-2, 1e-3, 1e-6)
 SEEDS = (0, 1, 2)
@@ -120,7 +120,7 @@ def start_work(module: object, in_shape: tuple[int, ...]) -> float:
     op = as_operator(module, in_shape)
     op = op if op.shape[1] <= op.shape[0] else op.adjoint()
     torus = torus_map(op.maps[0]) if len(op.maps) == 1 else None
-    return 0.0 if torus is None else FILTER_STEPS * torus.source.size / op.shape[1]
+    return 0.0 if torus is None else START.filter_steps * torus.source.size / op.shape[1]
 
 
 def measure_leading(session: Session, layer: BenchmarkLayer) -> list[LeadingRow]:

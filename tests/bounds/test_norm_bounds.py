@@ -43,8 +43,8 @@ INEXACT = {"embedding-max-norm": 1e-7}
 @pytest.fixture
 def iterate_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small layers go the way of large ones, instead of being decomposed."""
-    monkeypatch.setattr(_bounds, "DENSE_SIDE", 2)
-    monkeypatch.setattr(_bounds, "DENSE_SIDE_DETERMINISTIC", 2)
+    settings = _block_norms.ExactConstants(dense_side=2, dense_side_deterministic=2)
+    monkeypatch.setattr(_bounds, "EXACT", settings)
 
 
 def assert_holds(interval: Interval, truth: float, error: float = 0.0) -> None:
@@ -149,8 +149,7 @@ def test_a_wide_embedding_gives_way_to_a_narrow_probabilistic_bound() -> None:
 
 
 def test_an_embedding_that_costs_too_much_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_block_norms, "CHEAP", 0.0)
-    monkeypatch.setattr(_block_norms, "RUNS", 0.0)
+    monkeypatch.setattr(_block_norms, "EXACT", _block_norms.ExactConstants(cheap=0.0, runs=0.0))
     layer = nn.Conv2d(16, 16, 3, padding=1)
     assert norm_bounds(layer, (16, 16, 16)).kind == "probabilistic"
     assert norm_bounds(layer, (16, 16, 16), deterministic=True).kind == "embedding"
@@ -473,7 +472,8 @@ def test_no_bound_for_every_size(name: str) -> None:
 def test_no_deterministic_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     certificates = pytest.importorskip("spectralclip._bounds.cholesky")
     monkeypatch.setattr(certificates, "deterministic_upper", lambda op, lower, rtol: None)
-    monkeypatch.setattr(_bounds, "DENSE_SIDE_DETERMINISTIC", 2)
+    settings = _block_norms.ExactConstants(dense_side_deterministic=2)
+    monkeypatch.setattr(_bounds, "EXACT", settings)
     layer = nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")
     refusal = r"Conv2d.*256 x 256 matrix.*Use norm_bounds\(\.\.\., deterministic=False\)"
     with pytest.raises(ValueError, match=refusal):

@@ -128,8 +128,7 @@ def test_a_large_matrix_is_not_decomposed(deterministic: bool) -> None:
 
 @pytest.fixture
 def matrices_are_dear(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_block_norms, "CHEAP", 0.0)
-    monkeypatch.setattr(_block_norms, "RUNS", 0.0)
+    monkeypatch.setattr(_block_norms, "EXACT", _block_norms.ExactConstants(cheap=0.0, runs=0.0))
 
 
 def normalized_linear() -> nn.Module:
@@ -192,8 +191,7 @@ def test_groups_share_the_probability(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_copies_of_a_matrix_are_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_block_norms, "CHEAP", 0.0)
-    monkeypatch.setattr(_block_norms, "RUNS", 0.0)
+    monkeypatch.setattr(_block_norms, "EXACT", _block_norms.ExactConstants(cheap=0.0, runs=0.0))
     layer = nn.Linear(64, 64)
     with Recorder() as recorder:
         sc.norm_bounds(layer, (1000, 64))

@@ -86,7 +86,7 @@ def test_between_the_frequencies_of_any_torus(rtol: float) -> None:
     for kernel in [(3,), (9,), (2, 5), (7, 3), (1, 4)]:
         conv = (nn.Conv1d if len(kernel) == 1 else nn.Conv2d)(1, 2, kernel)  # type: ignore[arg-type]
         supremum = symbol_norms(conv, (512,) * len(kernel)).max()
-        interval = sc.norm_bounds(conv, None, rtol=rtol)
+        interval = sc.norm_bounds_all_sizes(conv, rtol=rtol)
         assert interval.lower <= supremum * (1 + 1e-3) and supremum <= interval.upper
         assert interval.width <= rtol
 
@@ -139,7 +139,7 @@ def test_the_leading_wave_is_nearly_a_singular_vector(stride: int, transposed: b
     torus = Torus(map_, (1024, 1024), map_.geometry.stride, map_.geometry.dilation)
     peak = symbol_peak(torus)
     space = map_.target.shape[1:] if transposed else (side, side)
-    wave = torus.leading_wave(peak, space, outputs=transposed)
+    wave = torus.leading_mode(peak, space, outputs=transposed)
     window = [torch.sin(math.pi * torch.arange(1, n + 1) / (n + 1)) for n in space]
     wave = wave * window[0][:, None] * window[1]
     image = op.rmatvec(wave) if transposed else op.matvec(wave)

@@ -2,8 +2,9 @@
 
 from spectralclip._bounds.all_sizes import norm_bounds_all_sizes
 from spectralclip._bounds.exact import embedding_sides, torus_norm
-from spectralclip._bounds.lanczos import slack
-from spectralclip._bounds.norm_bounds import Interval, check_request, norm_bounds
+from spectralclip._bounds.interval import Interval
+from spectralclip._bounds.lanczos import rounding_margin
+from spectralclip._bounds.norm_bounds import check_request, norm_bounds
 from spectralclip._bounds.views import View
 
 __all__ = [
@@ -13,6 +14,6 @@ __all__ = [
     "embedding_sides",
     "norm_bounds",
     "norm_bounds_all_sizes",
-    "slack",
+    "rounding_margin",
     "torus_norm",
 ]

@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from spectralclip._bounds.exact import listed_blocks, peak_with_margin
-from spectralclip._bounds.norm_bounds import Interval, check_request, norm_bounds
+from spectralclip._bounds.interval import Interval
+from spectralclip._bounds.norm_bounds import check_request, norm_bounds
 from spectralclip._bounds.views import View
 from spectralclip._common import Shape
 from spectralclip._operators import ConvMap, Layer, describe, plain_numerics

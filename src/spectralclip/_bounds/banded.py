@@ -24,15 +24,8 @@ class BandedGram:
     """`A = M^T M` in blocks along one axis of M's input; a block is all that lies at a position.
 
     Blocks are read off `A x` for sums x of unit vectors so far apart that their images do not
-    meet along any axis. Groups of channels that never mix make a batch of independent matrices.
-
-    Attributes:
-        count: Number of block rows.
-        size: Rows of a block.
-        groups: Number of independent matrices.
-        bandwidth: Blocks further than this from the diagonal are zero.
-        maps: The stages of M, the first applied first.
-        device: Where they work.
+    meet along any axis. Groups of channels that never mix make a batch of independent matrices,
+    each of `count` block rows of `size`; blocks beyond the `bandwidth` are zero.
     """
 
     def __init__(self, maps: Sequence[LinearMap], axis: int, device: torch.device) -> None:
@@ -168,11 +161,6 @@ class Shortened:
 
     Away from the ends of the axis a convolution only shifts. The long matrix has `inserted`
     more copies of the block column `middle`; before it the two agree, and after it up to a shift.
-
-    Attributes:
-        map_: M on the shorter image.
-        middle: A block column of the middle part.
-        inserted: How much longer the long axis is.
     """
 
     map_: LinearMap

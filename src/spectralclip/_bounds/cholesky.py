@@ -25,6 +25,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
@@ -33,29 +35,35 @@ from spectralclip._bounds.banded import BandedGram
 from spectralclip._operators import LinearOperator, plain_numerics
 from spectralclip._spectrum import leading_spectrum
 
-# What is still worth a certificate, in multiplications and in numbers held: some two minutes of
-# one core, and a gigabyte and a half.
-_WORK, _NUMBERS = 1.5e12, 2e8
-# Axes longer than this, or that many positions beside an axis, are not even looked at.
-_LONGEST = 2048
-# Guesses at the squared norm, in units of the first one's margin.
-_MARGINS = (1.0, 5.0, 20.0, 100.0)
+
+@final
+@dataclass(frozen=True)
+class CertificateConstants:
+    """What is still worth a certificate, and which values it tries.
+
+    Attributes:
+        work: Multiply-adds: some two minutes of one core.
+        numbers: That are held: a gigabyte and a half.
+        longest: Axes longer than this, or that many positions beside one, are not considered.
+        guesses: At the squared norm, in units of the first one's margin; the later ones are for
+            Lanczos values that are too low.
+    """
+
+    work: float = 1.5e12
+    numbers: float = 2e8
+    longest: int = 2048
+    guesses: tuple[float, ...] = (1.0, 5.0, 20.0, 100.0)
+
+
+CERTIFICATE = CertificateConstants()
 
 
 @plain_numerics()
 def deterministic_upper(op: LinearOperator, lower: float, rtol: float) -> float | None:
-    """An upper bound on the norm of an operator that holds without any chance of failure.
+    """An upper bound on the norm of an operator in float64, or None where that is too large.
 
-    Args:
-        op: The operator, in float64.
-        lower: A lower bound, as from Lanczos; a sharper one is looked for.
-        rtol: How far above the norm the bound should lie at most; it is within 1e-4 as a rule.
-
-    Returns:
-        The bound; None where the layer is too large.
-
-    Raises:
-        ValueError: The operator is not in float64.
+    It lies within `rtol` of the norm, and within 1e-4 as a rule; the lower bound known so far is
+    made sharper first.
     """
     if op.dtype != torch.float64:
         raise ValueError(
@@ -73,17 +81,21 @@ def deterministic_upper(op: LinearOperator, lower: float, rtol: float) -> float 
 
 def _cheapest(op: LinearOperator) -> BandedGram | None:
     """The side and the axis with the least work, if that is little enough."""
-    if any(not map_.is_explicit and map_.source.size > _LONGEST for map_ in op.maps):
+    if any(not map_.is_explicit and map_.source.size > CERTIFICATE.longest for map_ in op.maps):
         return None
     found = []
     for maps in (op.adjoint().maps, op.maps):
         shape = maps[0].source.shape
         for axis in range(1, max(2, len(shape))):
             beside = math.prod(n for other, n in enumerate(shape) if other not in (0, axis))
-            if max(beside, *shape[1:], 1) <= _LONGEST:
+            if max(beside, *shape[1:], 1) <= CERTIFICATE.longest:
                 found.append(BandedGram(maps, axis, op.device))
-    fitting = [gram for gram in found if gram.work <= _WORK and gram.numbers <= _NUMBERS]
+    fitting = [gram for gram in found if _fits(gram)]
     return min(fitting, key=lambda gram: gram.work, default=None)
+
+
+def _fits(gram: BandedGram) -> bool:
+    return gram.work <= CERTIFICATE.work and gram.numbers <= CERTIFICATE.numbers
 
 
 def _certified(gram: BandedGram, guess: float, margin: float) -> float | None:
@@ -91,7 +103,7 @@ def _certified(gram: BandedGram, guess: float, margin: float) -> float | None:
     noise = rounding(gram)
     if any(map_.absolute_norm(gram.device) == 0 for map_ in gram.maps):
         return 0.0
-    for factor in _MARGINS:
+    for factor in CERTIFICATE.guesses:
         # Below the noise nothing factors: stages that are not zero may compose to zero.
         square = max(guess * (1 + factor * margin), 100 * noise)
         bound = certified_square(gram, square)

@@ -1,7 +1,7 @@
 """The largest singular value of layers that are many small matrices, and of tori around others.
 
-A layer that falls apart into blocks has the norm of its largest block, which is found to rounding:
-such a bound is exact. A convolution on a torus is one of these, a block for each frequency. Zero
+A block diagonal layer has the norm of its largest block, which is found to rounding: such a bound
+is exact. A convolution on a torus is one of these, a block for each frequency. Zero
 padding spoils that, but a zero-padded convolution is a part of a circular one on a torus that is
 a little larger, whose norm bounds it from above without an iteration.
 
@@ -11,6 +11,8 @@ What is proved by floating point is proved up to rounding, so each value has its
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import final
 
 import torch
 
@@ -19,11 +21,30 @@ from spectralclip._linalg import largest_singular_value
 from spectralclip._operators import ConvMap, LinearOperator, ListedBlocks
 from spectralclip._spectrum import Torus, symbol_peak
 
-# Multiplications that need no second thought, and how many Lanczos runs more. One matrix of 1259
-# rows and columns takes as many: 0.5 s of one core, where a Lanczos run takes 0.1 s.
-CHEAP, RUNS = 2e10, 4.0
 
-# --- Small matrices ------------------------------------------------------------------------
+@final
+@dataclass(frozen=True)
+class ExactConstants:
+    """When small matrices are decomposed.
+
+    Attributes:
+        cheap: Multiply-adds that need no second thought. One matrix of 1259 rows and columns takes
+            as many: 0.5 s of one core, where a Lanczos run takes 0.1 s.
+        runs: As many as so many Lanczos runs take are spent in any case.
+        dense_side: Smaller sides up to which the whole matrix is formed: as many products as a
+            Lanczos run takes.
+        dense_side_deterministic: The same where only a proof will do: eigenvalues take 0.15 s.
+        dense_entries: Numbers that this matrix may have: a quarter of a gigabyte.
+    """
+
+    cheap: float = 2e10
+    runs: float = 4.0
+    dense_side: int = 64
+    dense_side_deterministic: int = 1024
+    dense_entries: int = 2**25
+
+
+EXACT = ExactConstants()
 
 
 def listed_blocks(op: LinearOperator) -> ListedBlocks | None:
@@ -63,17 +84,14 @@ def rounding(dtype: torch.dtype, block_shape: tuple[int, int], taps: int = 1) ->
 def affordable(blocks: ListedBlocks | Torus) -> bool:
     """Whether decomposing all blocks costs no more than a few Lanczos runs on the layer would."""
     rows, columns = blocks.block_shape
-    once = float(rows * columns)  # copies of a block need no application of their own
+    once = float(rows * columns)  # copies of a block need no product of their own
     if isinstance(blocks, Torus):
         count, application = blocks.count, blocks.application_work
     else:
         count = blocks.copies.shape[0]
         application = count * once
     work = 10.0 * count * once * min(rows, columns)
-    return work <= max(CHEAP, RUNS * 240 * application)
-
-
-# --- Tori ----------------------------------------------------------------------------------
+    return work <= max(EXACT.cheap, EXACT.runs * 240 * application)
 
 
 def peak_with_margin(

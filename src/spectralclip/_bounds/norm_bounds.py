@@ -2,7 +2,7 @@
 
 A Ritz value is a lower bound. An upper bound needs an argument of its own:
 
-- *exact*: the layer falls apart into small matrices (`exact`), or is small itself;
+- *exact*: the layer is block diagonal (`exact`), or is small itself;
 - *embedding*: a zero-padded convolution is a part of a circular one on a larger torus
   (`exact`);
 - *probabilistic*: any layer. One Lanczos run from a random vector; the bound fails only if that
@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from spectralclip._bounds.exact import (
+    EXACT,
     affordable,
     circular_torus,
     embedding_torus,
@@ -32,7 +33,8 @@ from spectralclip._bounds.exact import (
     peak_with_margin,
     rounding,
 )
-from spectralclip._bounds.lanczos import Search, relative_width, slack
+from spectralclip._bounds.interval import Interval
+from spectralclip._bounds.lanczos import Search, rounding_margin
 from spectralclip._bounds.views import View
 from spectralclip._linalg import largest_singular_value, norm_is_below
 from spectralclip._operators import (
@@ -42,48 +44,9 @@ from spectralclip._operators import (
     plain_numerics,
 )
 
-# Smaller sides up to which the whole matrix is formed; more where only a proof will do.
-DENSE_SIDE, DENSE_SIDE_DETERMINISTIC = 64, 1024
-DENSE_ENTRIES = 2**25  # and how many numbers that matrix may have
 # Of the width asked for, what a search over frequencies may leave open, and what a smaller image
 # may fall short of the whole one.
 SHARE = 1 / 8
-
-
-@final
-@dataclass(frozen=True)
-class Interval:
-    """A lower and an upper bound on a norm.
-
-    Attributes:
-        lower: Lower end.
-        upper: Upper end.
-        kind: What the upper end rests on: "exact", "embedding", "every size", "cholesky" (all
-            deterministic), or "probabilistic".
-        failure: Probability that the upper end is too small; 0 for deterministic kinds.
-        applications: Vectors sent through the layer or its transpose, one each.
-
-    Example:
-        >>> from spectralclip import Interval
-        >>> interval = Interval(2.0, 2.02, "embedding", 0.0)
-        >>> 2.01 in interval, round(interval.width, 4)
-        (True, 0.01)
-    """
-
-    lower: float
-    upper: float
-    kind: str
-    failure: float
-    applications: int = 0
-
-    def __contains__(self, value: float | Tensor) -> bool:
-        """Whether a number lies between the ends."""
-        return self.lower <= float(value) <= self.upper
-
-    @property
-    def width(self) -> float:
-        """Relative width: `upper / lower - 1`."""
-        return relative_width(self.lower, self.upper)
 
 
 @plain_numerics()
@@ -129,7 +92,7 @@ def norm_bounds(
     found = _from_blocks(view, request, generator)
     if found is not None:
         return found
-    if _formable(view.op, DENSE_SIDE):
+    if _formable(view.op, EXACT.dense_side):
         return _dense(view.double)
     found = _iterated(view, request, generator)
     if deterministic and found.width > rtol:
@@ -158,7 +121,7 @@ class _Request(NamedTuple):
 
 
 def _from_blocks(view: View, request: _Request, generator: torch.Generator) -> Interval | None:
-    """The norm of the largest block, where the layer falls apart into some."""
+    """The norm of the largest block, where the layer is block diagonal."""
     blocks = listed_blocks(view.op)
     if blocks is not None:
         dear = not affordable(blocks)
@@ -227,17 +190,16 @@ def _iterated(view: View, request: _Request, generator: torch.Generator) -> Inte
     """Both ends by iteration, the upper one from an embedding where that is good enough."""
     rtol, failure, deterministic = request
     ceiling, spent = _embedding(view, request), 0
-    # On large images an embedding is nearly the norm, and waves are nearly singular vectors.
+    # On large images an embedding is nearly the norm, and singular vectors nearly Fourier modes.
     if ceiling < math.inf and view.is_large(rtol / 2):
         near = view.cropped(SHARE * rtol) or view
         search = Search(near, rtol, failure, ceiling, deterministic=True, fourier_modes=True)
-        ends = search.run(generator)
-        spent = ends.applications
-        if relative_width(ends.lower, ceiling) <= rtol:
-            return Interval(ends.lower, ceiling, "embedding", 0.0, spent)
-    ends = Search(view, rtol, failure, ceiling, deterministic).run(generator)
-    kind, risk = ("embedding", 0.0) if ends.certain else ("probabilistic", failure)
-    return Interval(ends.lower, ends.upper, kind, risk, ends.applications + spent)
+        found = search.run(generator)
+        spent = found.applications
+        if found.width <= rtol:
+            return found
+    found = Search(view, rtol, failure, ceiling, deterministic).run(generator)
+    return replace(found, applications=found.applications + spent)
 
 
 def _embedding(view: View, request: _Request) -> float:
@@ -253,20 +215,20 @@ def _formable(op: LinearOperator, side: int) -> bool:
     # Coordinates in fewer than three dimensions do not have their largest density at zero, as
     # the probabilistic bound needs.
     m, n = op.shape
-    return min(m, n) <= 2 or (min(m, n) <= side and m * n <= DENSE_ENTRIES)
+    return min(m, n) <= 2 or (min(m, n) <= side and m * n <= EXACT.dense_entries)
 
 
 def _dense(op: LinearOperator) -> Interval:
-    """The norm of the matrix itself, formed by as many applications as its shorter side has."""
+    """The norm of the matrix itself, formed by as many products as its shorter side has entries."""
     m, n = op.shape
     value = largest_singular_value(op.to_dense())
-    margin = 4 * (m + n) * torch.finfo(torch.float64).eps + slack(op.dtype)
+    margin = 4 * (m + n) * torch.finfo(torch.float64).eps + rounding_margin(op.dtype)
     return Interval(value * (1 - margin), value * (1 + margin), "exact", 0.0, min(m, n))
 
 
 def _certified(double: LinearOperator, found: Interval, rtol: float) -> Interval:
     """A deterministic upper end where the embedding's is too wide or missing."""
-    if _formable(double, DENSE_SIDE_DETERMINISTIC):
+    if _formable(double, EXACT.dense_side_deterministic):
         formed = _dense(double)
         return replace(formed, applications=formed.applications + found.applications)
     from spectralclip._bounds.cholesky import deterministic_upper

@@ -20,13 +20,10 @@ from spectralclip._common import Shape
 
 
 def folded_frequencies(sides: Shape, stride: Shape) -> tuple[Tensor, Tensor]:
-    """The frequencies of an output torus that are needed, and how often each counts.
+    """The frequencies `(f, d)` of an output torus that are needed, and how often each counts.
 
     A real kernel's symbol at `-w` is the conjugate of that at `w`: of each such pair one
     frequency is kept and counts twice.
-
-    Returns:
-        Integer frequencies `(f, d)` with entries below `side / stride`, and their counts.
     """
     reduced = [side // step for side, step in zip(sides, stride, strict=True)]
     axes = [torch.arange(size, device="cpu") for size in reduced]
@@ -54,14 +51,9 @@ def tap_waves(
 ) -> Tensor:
     """What each tap contributes to the symbol at each frequency: `(f, aliases, taps)`.
 
-    Args:
-        kernel: Taps on each axis.
-        sides: Of the input torus, each divisible by its stride.
-        frequencies: `(f, d)` integers, as `folded_frequencies` gives them.
-        stride: One entry for each axis; the waves are divided by the square root of how many
-            frequencies it folds together, so that the layer's singular values are the symbols'.
-        dilation: One entry for each axis.
-        padding: At the low end; it shifts the phases only.
+    The sides are those of the input torus, each divisible by its stride. By the square root of how
+    many frequencies that folds together the waves are divided, so that the layer's singular values
+    are those of the symbols. Padding, at the low end, shifts the phases only.
     """
     aliases = alias_frequencies(frequencies, sides, stride)
     phase = torch.zeros(*aliases.shape[:2], 1, dtype=torch.float64, device="cpu")
@@ -76,10 +68,8 @@ def tap_waves(
 def symbols(weight: Tensor, waves: Tensor, groups: int = 1) -> Tensor:
     """The symbols of a kernel, `(groups, f, c_out / groups, aliases * c_in)`.
 
-    Args:
-        weight: `(c_out, c_in, *kernel)`, c_in within a group.
-        waves: What `tap_waves` has given, where the weight lies and in the precision wanted.
-        groups: Of the convolution.
+    The weight is `(c_out, c_in, *taps)`; the waves are those of `tap_waves`, on its device, in the
+    precision wanted.
     """
     frequencies, aliases, taps = waves.shape
     rows, flat = weight.reshape(-1, taps), waves.reshape(-1, taps)
@@ -92,14 +82,10 @@ def symbols(weight: Tensor, waves: Tensor, groups: int = 1) -> Tensor:
 def plane_wave(
     frequencies: Tensor, amplitudes: Tensor, sides: Shape, space: Shape, first: Shape
 ) -> Tensor:
-    """A sum of plane waves on an image, complex: `(channels, *space)`.
+    """A complex sum of plane waves on an image that begins at `first` on a torus.
 
-    Args:
-        frequencies: `(waves, d)` integers, in steps of a torus.
-        amplitudes: `(waves, channels)`.
-        sides: Of that torus.
-        space: Of the image.
-        first: Where on the torus the image begins.
+    From frequencies `(waves, d)` in steps of the torus and amplitudes `(waves, channels)` it makes
+    `(channels, *space)`.
     """
     image = amplitudes.new_zeros(amplitudes.shape[1], *space)
     for frequency, amplitude in zip(frequencies.tolist(), amplitudes, strict=True):
@@ -128,15 +114,11 @@ def split_phases(x: Tensor, stride: Shape) -> Tensor:
 
 
 def grid_symbols(kernel: Tensor, stride: Shape) -> Tensor:
-    """Symbols of a kernel laid on its torus: `(*frequencies, c_out, c_in * phases)`.
+    """Symbols of a kernel `(c_out, c_in, *sides)`: `(*frequencies, c_out, c_in * phases)`.
 
-    With stride s, an image is s x s smaller ones, its phases, and so is a kernel; each pair of
-    phases is convolved without a stride on the grid of the output. Of conjugate frequencies one is
-    left. Differentiable.
-
-    Args:
-        kernel: `(c_out, c_in, *sides)`: the taps, from the first on, and zeros.
-        stride: Divides the sides.
+    With stride s, an image is s x s smaller ones, its phases, and so is a kernel, filled up with
+    zeros; each pair of phases is convolved without a stride on the grid of the output. Of conjugate
+    frequencies one is left. Differentiable.
     """
     axes = len(stride)
     spectrum: Tensor = torch.fft.rfftn(split_phases(kernel, stride), dim=tuple(range(-axes, 0)))

@@ -20,17 +20,12 @@ def nonnegative_qp(Q: Tensor, b: Tensor, start: Tensor | None = None) -> Tensor:
     and the number of steps is finite. Cuts may be nearly parallel: a ridge of rounding size
     keeps the systems solvable. The programs are so small that NumPy's short calls count.
 
-    Args:
-        Q: Symmetric, positive semi-definite, `(j, j)`.
-        b: `(j,)`.
-        start: Multipliers to start from, such as those of a similar program.
-
-    Returns:
-        The multipliers, in float64 on the CPU.
+    Q is symmetric and positive semi-definite; `start` are the multipliers of a similar program. The
+    result is in float64 on the CPU.
     """
-    matrix, wished = (_array(part) for part in (Q, b))
+    matrix, target = (_array(part) for part in (Q, b))
     first = None if start is None else _array(start)
-    return torch.from_numpy(solve_nonnegative(matrix, wished, first))
+    return torch.from_numpy(solve_nonnegative(matrix, target, first))
 
 
 def _array(values: Tensor) -> Array:
@@ -46,32 +41,32 @@ def solve_nonnegative(Q: Array, b: Array, start: Array | None = None) -> Array:
     matrix = Q * scale[:, None] * scale
     matrix = (matrix + matrix.T) / 2
     matrix.flat[:: len(b) + 1] += 1e-12
-    wished = b * scale
-    threshold = 1e-10 * max(float(np.abs(wished).max(initial=0.0)), 1e-300)
+    target = b * scale
+    threshold = 1e-10 * max(float(np.abs(target).max(initial=0.0)), 1e-300)
     count = len(scale)
     point, free = np.zeros(count), np.zeros(count, dtype=bool)
     if start is not None:
         point = np.maximum(start / scale, 0)
         free = point > 0
-        point = _descend(matrix, wished, point, free)
+        point = _descend(matrix, target, point, free)
     for _ in range(10 * count + 10):
-        gradient = wished - matrix @ point
+        gradient = target - matrix @ point
         gradient[free] = -np.inf
         entering = int(gradient.argmax()) if count else 0
         if not count or gradient[entering] <= threshold:
             break
         free[entering] = True
-        point = _descend(matrix, wished, point, free)
+        point = _descend(matrix, target, point, free)
     solution: Array = point * scale
     return solution
 
 
-def _descend(matrix: Array, wished: Array, point: Array, free: Any) -> Array:
+def _descend(matrix: Array, target: Array, point: Array, free: Any) -> Array:
     """Go to the minimum over the free multipliers; those that reach zero on the way are fixed."""
     while free.any():
         index = np.flatnonzero(free)
         goal = np.zeros_like(point)
-        goal[index] = np.linalg.solve(matrix[np.ix_(index, index)], wished[index])
+        goal[index] = np.linalg.solve(matrix[np.ix_(index, index)], target[index])
         blocking = free & (goal <= 0)
         if not blocking.any():
             return goal

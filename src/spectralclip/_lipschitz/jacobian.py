@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from spectralclip._bounds import slack
+from spectralclip._bounds import rounding_margin
 from spectralclip._common import Shape, explained
 from spectralclip._linalg import pulled_back, wide
 from spectralclip._lipschitz.state import as_in_evaluation
@@ -146,7 +146,7 @@ def _norm(op: LinearOperator, tol: float, seed: int) -> float:
         solver = Exact()
     generator = torch.Generator("cpu").manual_seed(seed)
     spectrum = leading_spectrum(op, 1, tol=tol, solver=solver, generator=generator)
-    return float(spectrum.S[0]) * (1 - slack(op.dtype))
+    return float(spectrum.S[0]) * (1 - rounding_margin(op.dtype))
 
 
 class NothingToDifferentiateError(ValueError):

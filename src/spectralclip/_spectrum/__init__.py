@@ -4,7 +4,7 @@ from spectralclip._spectrum.exact import Exact
 from spectralclip._spectrum.rough import fresh_ritz, warmed_ritz
 from spectralclip._spectrum.solvers import Lanczos, PowerQR, Solver
 from spectralclip._spectrum.start_vectors import (
-    FILTER_STEPS,
+    START,
     filtered_row,
     gaussian,
     random_rows,
@@ -30,8 +30,8 @@ from spectralclip._spectrum.triplets import Spectrum, Triplets
 from spectralclip._spectrum.warm_tracker import RitzTracker
 
 __all__ = [
-    "FILTER_STEPS",
     "ROUNDING",
+    "START",
     "ConvergenceWarning",
     "Exact",
     "Lanczos",

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from spectralclip._linalg import LanczosRun, lengths, orthonormal_rows, rows_lq, tall_qr, wide
 from spectralclip._operators import LinearOperator
-from spectralclip._spectrum.start_vectors import filtered_row, has_waves, random_rows
+from spectralclip._spectrum.start_vectors import filtered_row, has_fourier_modes, random_rows
 from spectralclip._spectrum.stopping import ROUNDING, STOPPING, StoppingRule
 from spectralclip._spectrum.subspace import KRYLOV, Subspace
 from spectralclip._spectrum.triplets import Spectrum, Triplets, Verdict, finish, margin
@@ -122,8 +122,8 @@ class Lanczos(Solver):
         if v0 is not None:
             # Random rows stay, so that what v0 has missed can still be found.
             rows = torch.cat([v0, rows[min(v0.shape[0], k) :]])
-        caution = STOPPING.caution_small if n <= KRYLOV.small else STOPPING.caution
-        rule = StoppingRule(tol, eps, width, caution)
+        safety = STOPPING.safety_small if n <= KRYLOV.small else STOPPING.safety
+        rule = StoppingRule(tol, eps, width, safety)
         found = self._leading(op, (k, wanted), rows, width, rule, generator, budget, spent)
         return found.first(k)
 
@@ -132,8 +132,8 @@ class Lanczos(Solver):
     ) -> Triplets:
         """The three-term recurrence, which does not have to be reorthogonalized."""
         limit = min(self.basis or KRYLOV.single_basis, op.shape[1], max(2, budget // 2))
-        caution = STOPPING.caution if has_waves(op) else STOPPING.caution_isolated
-        rule = StoppingRule(tol, torch.finfo(op.dtype).eps, caution=caution)
+        safety = STOPPING.safety if has_fourier_modes(op) else STOPPING.safety_isolated
+        rule = StoppingRule(tol, torch.finfo(op.dtype).eps, safety=safety)
         run = LanczosRun(op.gram_rows, filtered_row(op, generator), reorthogonalize=False)
         check_at = KRYLOV.probe_steps
         while True:

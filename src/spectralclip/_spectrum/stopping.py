@@ -19,20 +19,20 @@ class StoppingConstants:
         rounding: Residuals of this many eps times the largest value are rounding. Layers of up to
             4608 products a sum were seen to have eight.
         judged_again: A pair is judged again when it is finished, with other rounding.
-        caution: Over `tol^(3/4)`, the residual up to which a gap is believed. With it, 1 of 192
+        safety: Over `tol^(3/4)`, the residual up to which a gap is believed. With it, 1 of 192
             runs for the norm had an error above 1.5 tol.
-        caution_isolated: The same for the norm of layers other than zero-padded or circular
+        safety_isolated: The same for the norm of layers other than zero-padded or circular
             convolutions: their corners have isolated vectors, which a random start meets late.
-        caution_small: The same where the smaller side is small: a missed value is far away there.
+        safety_small: The same where the smaller side is small: a missed value is far away there.
         wide: Over `sqrt(tol)`, what a wide block of random vectors may stop at: it hides less.
         wide_from: Blocks are wide from this width on, and fully so at twice that.
     """
 
     rounding: float = 20
     judged_again: float = 1.05
-    caution: float = 0.39
-    caution_isolated: float = 0.25
-    caution_small: float = 0.1
+    safety: float = 0.39
+    safety_isolated: float = 0.25
+    safety_small: float = 0.1
     wide: float = 0.17
     wide_from: int = 12
 
@@ -50,7 +50,7 @@ class StoppingRule:
     `linear = r / (2 theta)`; once the pair is separated from the rest of the spectrum by a gap
     it is about `r^2 / gap / (2 theta)`, which is far smaller (Kato and Temple). The gap is
     read off the Ritz values and may be too large while the rest is still hidden; so the
-    second estimate counts only when `linear` is below `caution * tol^(3/4)`, half-way between
+    second estimate counts only when `linear` is below `safety * tol^(3/4)`, half-way between
     what the two would ask for. A wide block may stop at `0.17 sqrt(tol)` and at twice the
     estimate. The page on solvers in the documentation says how often this fails.
     """
@@ -58,7 +58,7 @@ class StoppingRule:
     tol: float
     eps: float
     width: int = 1
-    caution: float = STOPPING.caution
+    safety: float = STOPPING.safety
 
     def estimates(self, theta: Tensor, residual: Tensor, separated_from: Tensor) -> Tensor:
         """Estimated relative errors of `sqrt(theta)`; infinite where the pair is too raw."""
@@ -77,8 +77,8 @@ class StoppingRule:
         theta = S**2
         rest = theta if beside is None else torch.full_like(theta, beside**2)
         linear, estimate = self._linear_and_best(theta, S * residual, rest)
-        slack = STOPPING.judged_again
-        ripe = (linear <= slack * self._limit) & (estimate <= slack * self.tol)
+        again = STOPPING.judged_again
+        ripe = (linear <= again * self._limit) & (estimate <= again * self.tol)
         return ripe | (self.settled(residual, largest) & (estimate <= self.tol / 10))
 
     def settled(self, residual: Tensor, largest: float) -> Tensor:
@@ -92,7 +92,7 @@ class StoppingRule:
     @property
     def _limit(self) -> float:
         wide = self._wide * STOPPING.wide * math.sqrt(self.tol)
-        return max(self.caution * math.pow(self.tol, 0.75), wide)
+        return max(self.safety * math.pow(self.tol, 0.75), wide)
 
     def _linear_and_best(
         self, theta: Tensor, residual: Tensor, separated_from: Tensor

@@ -17,17 +17,19 @@ from spectralclip._spectrum.stopping import ROUNDING, StoppingRule
 @final
 @dataclass(frozen=True)
 class KrylovConstants:
-    """What the Lanczos solver is steered by, measured on random convolutions of 16 to 512 channels.
+    """What the Lanczos solver is steered by.
+
+    Figures are for 3x3 convolutions of 16, 32 and 64 channels on 32, 24 and 16 pixels.
 
     Attributes:
         small: Up to this many unknowns products are cheap, and spectra so thin that a missed value
             is far from its neighbour: two values more than wanted are found, to a stricter rule.
         probe_steps: A warm start, or luck, may look converged at once; so long nothing is believed.
-        single_basis: Vectors that a run for one value keeps before it restarts; few need more.
-        rough_tol: Up to this accuracy `rough_blocks` are kept, since answers come before a longer
-            basis pays for its orthogonalization; for finer ones `fine_blocks`.
-        rough_blocks: See above.
-        fine_blocks: See above.
+        single_basis: Vectors that a run for one value keeps before it restarts; to 1e-6 it takes 66
+            at most.
+        rough_tol: From this accuracy on `rough_blocks` are kept, for finer ones `fine_blocks`.
+        rough_blocks: Five of them save no pair for 5 values to 1e-2, and take longer.
+        fine_blocks: Three of them take 176 pairs for 5 values to 1e-3, five 155.
         shrinks: Residuals near rounding have arrived once they stop shrinking by this factor; how
             small they become depends on the layer (0.3 to 8 eps times the largest value).
         patience: So many times in a row.

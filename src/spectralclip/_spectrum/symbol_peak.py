@@ -53,13 +53,8 @@ class Peak(NamedTuple):
 class Torus:
     """The symbols of a kernel on a torus of any size, without the phases that padding shifts.
 
-    Attributes:
-        groups: How many symbols there are at each frequency.
-        counts: How many output frequencies there are on each axis.
-        degrees: Of the squared norm as a trigonometric polynomial, on each axis.
-        block_shape: Rows and columns of a symbol.
-        taps: Numbers that an entry of a symbol is summed from, at all aliases together.
-        application_work: Multiply-adds that one product on the whole torus takes.
+    There are `groups` of them at each of `counts` output frequencies on an axis, of `block_shape`;
+    an entry sums `taps` numbers. The squared norm is a trigonometric polynomial of these `degrees`.
     """
 
     def __init__(self, conv: ConvMap, sides: Shape, stride: Shape, dilation: Shape) -> None:
@@ -86,10 +81,10 @@ class Torus:
         waves = tap_waves(kernel, self._sides, frequencies, self._stride, self._dilation, zeros)
         return symbols(self._weights[group], waves)[0]
 
-    def leading_wave(self, peak: Peak, space: Shape, *, outputs: bool) -> Tensor:
+    def leading_mode(self, peak: Peak, space: Shape, *, outputs: bool) -> Tensor:
         """The leading singular vector at a peak, its real part, on an image: `(channels, *space)`.
 
-        On the side of the inputs it is the sum of the waves that the stride folds together.
+        On the side of the inputs it is the sum of the modes that the stride folds together.
         """
         at = torch.tensor([peak.frequency], device="cpu")
         left, _, right = torch.linalg.svd(self.symbols_at(peak.group, at)[0], full_matrices=False)
@@ -135,13 +130,10 @@ def most_work(conv: ConvMap, excess: float) -> float:
 
 
 def symbol_peak(torus: Torus, excess: float = 0.0, *, everywhere: bool = False) -> Peak:
-    """The largest norm of the symbols on a torus.
+    """The largest norm of the symbols on a torus, with an upper end at most `excess` above it.
 
-    Args:
-        torus: What gives the symbols.
-        excess: End as soon as the upper end is that much above the value found, relatively.
-        everywhere: The upper end holds for the frequencies between those of the torus too. Then
-            it comes as near as the torus is fine.
+    `everywhere`: the upper end holds for the frequencies between those of the torus too, and comes
+    as near as the torus is fine.
     """
     least = tuple(2 if everywhere and g else 1 for g in torus.degrees)
     widths = _first_widths(torus, least)
