@@ -9,14 +9,14 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import nn
 
-from spectralclip._audit.examine import Request, bounded
+from spectralclip._audit.examine import Request
 from spectralclip._audit.geometry import kind_of
 from spectralclip._audit.record import Audit
 from spectralclip._audit.rows import Row, find_rows
 from spectralclip._audit.table import Column, Sheet, interval_text, short_name
 from spectralclip._bounds import Interval
 from spectralclip._common import Shape
-from spectralclip._models import ExampleInputs, gathered, left_as_it_was, unwrapped
+from spectralclip._models import ExampleInputs, Survey, gathered, left_as_it_was, unwrapped
 from spectralclip._operators import evaluation_mode, plain_numerics, unchanged_rng
 
 Estimator: TypeAlias = Callable[..., "float | None"]
@@ -98,7 +98,7 @@ def compare_estimates(
         '+'
     """
     request = Request(1, rtol, failure, deterministic, seed, rtol)
-    rows = [row for row in find_rows(model, example_inputs) if row.role == "layer"]
+    rows = [row for row in find_rows(Survey.of(model, example_inputs)) if row.role == "layer"]
     known = {} if found is None else {layer.name: layer for layer in found.layers}
     layers = []
     with left_as_it_was(unwrapped(model)):
@@ -117,7 +117,7 @@ def _certified(row: Row, module: nn.Module, request: Request) -> tuple[Shape, In
     """The norm where it is largest, and the shape of the input there."""
     try:
         with evaluation_mode([module]), plain_numerics(), torch.no_grad():
-            intervals = {shape: bounded([module], shape, request) for shape in row.shapes}
+            intervals = {shape: request.bounded([module], shape)[0] for shape in row.shapes}
     except _REFUSALS:
         return row.shapes[0], None
     worst = max(intervals, key=lambda shape: intervals[shape].upper)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from spectralclip._audit.frobenius import frobenius_norm
-from spectralclip._bounds import Interval, norm_bounds
+from spectralclip._bounds import BoundsRequest, Interval, norm_bounds_and_vector
 from spectralclip._common import Shape
 from spectralclip._linalg import wide
 from spectralclip._models import unhooked
@@ -40,6 +40,11 @@ class Request(NamedTuple):
     seed: int
     tol: float
 
+    def bounded(self, modules: Sequence[nn.Module], shape: Shape) -> tuple[Interval, Tensor | None]:
+        """The norm of a composition at an input shape, and its leading vector if that is known."""
+        request = BoundsRequest(self.rtol, self.failure, self.deterministic)
+        return norm_bounds_and_vector(_composition(modules), shape, request, self.generator())
+
     def generator(self) -> torch.Generator:
         """A new source of random numbers, the same each time."""
         return torch.Generator("cpu").manual_seed(self.seed)
@@ -59,7 +64,6 @@ class Findings:
         frobenius: Frobenius norm, and whether it is exact.
         frobenius_is_exact: Whether it is known up to rounding.
         reshaped_norm: What torch would see, where there is one kernel.
-        batch_norm: The product of the norms of the batch norms, if there are any.
     """
 
     error: str = ""
@@ -70,7 +74,6 @@ class Findings:
     frobenius: float = 0.0
     frobenius_is_exact: bool = True
     reshaped_norm: float | None = None
-    batch_norm: float | None = None
 
     def norm(self, shape: Shape) -> float:
         """The best single number for the norm at a shape: a leading value, within the interval."""
@@ -96,13 +99,14 @@ def examine(
 def _findings(
     modules: Sequence[nn.Module], shapes: Sequence[Shape], request: Request, whole: bool
 ) -> Findings:
-    intervals = {shape: bounded(modules, shape, request) for shape in shapes}
+    found = {shape: request.bounded(modules, shape) for shape in shapes}
+    intervals = {shape: interval for shape, (interval, _) in found.items()}
     worst = max(shapes, key=lambda shape: intervals[shape].upper)
     op = as_operator(_composition(modules), worst)
     if not whole:
         return Findings("", intervals, worst, op.out_shape)
     frobenius, exact = frobenius_norm(op, request.generator())
-    values = _leading_values(op, request)
+    values = _leading_values(op, request, found[worst][1])
     if not all(map(math.isfinite, (frobenius, *values))):
         raise ValueError(f"The spectrum of {op.name} is not finite: its weights are too large.")
     return Findings(
@@ -114,19 +118,6 @@ def _findings(
         frobenius,
         exact,
         _reshaped_norm(modules, intervals[worst]),
-        _batch_norm(op),
-    )
-
-
-def bounded(modules: Sequence[nn.Module], shape: Shape, request: Request) -> Interval:
-    """The norm of the composition at an input shape, as certain as was asked for."""
-    return norm_bounds(
-        _composition(modules),
-        shape,
-        rtol=request.rtol,
-        failure=request.failure,
-        deterministic=request.deterministic,
-        generator=request.generator(),
     )
 
 
@@ -153,19 +144,10 @@ def _is_conv1d(module: nn.Module) -> bool:
     return cls.__name__ == "Conv1D" and cls.__module__.startswith("transformers.") and not hooked
 
 
-def _leading_values(op: LinearOperator, request: Request) -> tuple[float, ...]:
+def _leading_values(op: LinearOperator, request: Request, v0: Tensor | None) -> tuple[float, ...]:
     k = min(request.k, *op.shape)
-    found = svds(op, op.in_shape, k, tol=request.tol, generator=request.generator())
+    found = svds(op, op.in_shape, k, tol=request.tol, v0=v0, generator=request.generator())
     return tuple(max(0.0, float(value)) for value in found.S)
-
-
-def _batch_norm(op: LinearOperator) -> float | None:
-    """The product of the norms of the batch norms in a composition."""
-    pairs = zip(op.function.stages, op.function.shapes, strict=False)
-    norms = [(stage.layer, shape) for stage, shape in pairs if isinstance(stage.layer, BATCH_NORM)]
-    if not norms or len(op.function.stages) == 1:
-        return None
-    return math.prod(norm_bounds(layer, shape).upper for layer, shape in norms)
 
 
 def _reshaped_norm(modules: Sequence[nn.Module], interval: Interval) -> float | None:

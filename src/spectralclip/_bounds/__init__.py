@@ -2,10 +2,17 @@
 
 from spectralclip._bounds.exact import embedding_sides, torus_norm
 from spectralclip._bounds.lanczos import Recurrence, continued, slack
-from spectralclip._bounds.norm_bounds import Interval, check_request, norm_bounds
+from spectralclip._bounds.norm_bounds import (
+    BoundsRequest,
+    Interval,
+    check_request,
+    norm_bounds,
+    norm_bounds_and_vector,
+)
 from spectralclip._bounds.views import View
 
 __all__ = [
+    "BoundsRequest",
     "Interval",
     "Recurrence",
     "View",
@@ -13,6 +20,7 @@ __all__ = [
     "continued",
     "embedding_sides",
     "norm_bounds",
+    "norm_bounds_and_vector",
     "slack",
     "torus_norm",
 ]

@@ -27,12 +27,16 @@ BASIS_ENTRIES = 2**28  # of the basis that it keeps
 
 
 class Ends(NamedTuple):
-    """What a run has found; `certain` if the upper end is the one known beforehand."""
+    """What a run has found; `certain` if the upper end is the one known beforehand.
+
+    `vector` is an input that the operator lengthens by the lower end.
+    """
 
     lower: float
     upper: float
     certain: bool
     applications: int
+    vector: Tensor
 
 
 def relative_width(lower: float, upper: float) -> float:
@@ -164,7 +168,7 @@ class Search:
                 break
         coordinates = recurrence.largest()[1].to(op.device, op.dtype)
         vector = side.input_tensor((coordinates @ basis[: step + 1])[None])
-        return self._ends(recurrence, factor, op, self._lower(vector), 2 * step + 3), ended
+        return self._ends(recurrence, factor, op, *self._lower(vector), 2 * step + 3), ended
 
     def _enough(self, recurrence: Recurrence, factor: float, op: LinearOperator) -> bool:
         theta, _, residual = recurrence.largest()
@@ -175,13 +179,15 @@ class Search:
             return residual <= 0.1 * self.rtol * theta
         return recurrence.excludes(target**2 * theta)
 
-    def _lower(self, vector: Tensor) -> float:
-        """A Rayleigh quotient, in float64 where that can be had."""
+    def _lower(self, vector: Tensor) -> tuple[float, Tensor]:
+        """A Rayleigh quotient, in float64 where that can be had; the vector on the input's side."""
         balanced, factor = self.view.double.balanced()
         side = self._side(balanced)
         rounded = sent(vector, side.device, side.dtype)
-        length, image = small(rounded).norm(), small(side.matvec(rounded)).norm()
-        return float(image / length) / factor * (1 - slack(side.dtype))
+        image = side.matvec(rounded)
+        ratio = float(small(image).norm() / small(rounded).norm())
+        right = rounded if side is balanced else image
+        return ratio / factor * (1 - slack(side.dtype)), right
 
     def _ends(
         self,
@@ -189,15 +195,16 @@ class Search:
         factor: float,
         op: LinearOperator,
         lower: float,
+        vector: Tensor,
         applications: int,
     ) -> Ends:
         """The deterministic end where it is narrow enough, else the lower of the two."""
         if self.deterministic or self.ceiling <= (1 + self.rtol) * lower:
-            return Ends(lower, self.ceiling, True, applications)
+            return Ends(lower, self.ceiling, True, applications, vector)
         upper = math.sqrt(recurrence.upper()) / factor * (1 + slack(op.dtype))
         if self.ceiling <= upper:
-            return Ends(lower, self.ceiling, True, applications)
-        return Ends(lower, max(upper, lower), False, applications)
+            return Ends(lower, self.ceiling, True, applications, vector)
+        return Ends(lower, max(upper, lower), False, applications, vector)
 
 
 def continued(image: Tensor, basis: Tensor, beta: float) -> tuple[float, Tensor]:

@@ -11,8 +11,9 @@ from torch.utils._pytree import tree_map_only
 
 from spectralclip._linalg import wide
 from spectralclip._lipschitz.hidden import hides_tensors
-from spectralclip._lipschitz.state import as_in_evaluation, weights_kept
+from spectralclip._lipschitz.state import weights_kept
 from spectralclip._models import left_as_it_was, tensors_in
+from spectralclip._operators import evaluation_mode
 
 Call: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
 """What a model is called with."""
@@ -105,7 +106,7 @@ def outputs(model: nn.Module, call: Call) -> list[Tensor]:
     """The tensors that a model returns, as in evaluation; it is left as it was."""
     given = (list(call[0]), dict(call[1]))
     args, kwargs = tree_map_only(Tensor, lambda x: x.detach().clone(), given)
-    with torch.no_grad(), as_in_evaluation(model), left_as_it_was(model):
+    with torch.no_grad(), evaluation_mode([model]), left_as_it_was(model):
         return list(tensors_in(model(*args, **kwargs)))
 
 

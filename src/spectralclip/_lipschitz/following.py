@@ -17,18 +17,16 @@ from spectralclip._lipschitz.hidden import hides_tensors
 from spectralclip._lipschitz.ledger import HIDDEN, TOKEN, Ledger
 from spectralclip._lipschitz.reasons import ATTENTION, RECURRENT
 from spectralclip._lipschitz.recorder import Calls, Functions, Operations
-from spectralclip._lipschitz.state import as_in_evaluation
 from spectralclip._models import (
     BATCH_NORM,
-    ExampleInputs,
     Inputs,
+    Survey,
     bare_modules,
     connectors,
-    find_layers,
     left_as_it_was,
     tensors_in,
 )
-from spectralclip._operators import is_plain, plain_numerics
+from spectralclip._operators import evaluation_mode, is_plain, plain_numerics
 
 _OPAQUE: dict[type[nn.Module], str] = {
     nn.MultiheadAttention: ATTENTION,
@@ -71,10 +69,11 @@ def follow(
         NotFollowedError: The model raised an error, its own or one about being followed.
     """
     args, kwargs = tree_map_only(Tensor, lambda x: x.detach().clone(), (list(args), dict(kwargs)))
-    whole = taken_as_one(model, Inputs(tuple(args), kwargs)) if whole is None else whole
+    if whole is None:
+        whole = taken_as_one(Survey.of(model, Inputs(tuple(args), kwargs)))
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        stack.enter_context(as_in_evaluation(model))
+        stack.enter_context(evaluation_mode([model]))
         stack.enter_context(left_as_it_was(model))
         if "torch._dynamo" in sys.modules:  # else nothing has been compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -99,13 +98,11 @@ def follow(
             raise NotFollowedError(str(error)) from error
 
 
-def taken_as_one(model: nn.Module, example_inputs: ExampleInputs) -> dict[nn.Module, str]:
+def taken_as_one(survey: Survey) -> dict[nn.Module, str]:
     """The modules whose calls count as one operation: affine ones, and those out of reach."""
-    frozen = not all(hasattr(part, "training") for part in model.modules())
-    found = {} if frozen else find_layers(model, example_inputs, compose=False)
-    whole = {part: "" for layer in found.values() for part in layer.modules}
-    whole.update((part, "") for _, part in connectors(model))
-    for _, module in bare_modules(model):
+    whole = {part: "" for layer in survey.layers(False).values() for part in layer.modules}
+    whole.update((part, "") for _, part in connectors(survey.model))
+    for _, module in bare_modules(survey.model):
         if is_plain(module, BATCH_NORM) and getattr(module, "running_mean", None) is not None:
             whole[module] = ""
         for kind, reason in _OPAQUE.items():

@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from spectralclip._bounds import slack
 from spectralclip._common import Shape, explained
 from spectralclip._linalg import wide
-from spectralclip._lipschitz.state import as_in_evaluation
 from spectralclip._models import (
     ExampleInputs,
     call_arguments,
@@ -37,6 +36,7 @@ from spectralclip._operators import (
     LinearMap,
     LinearOperator,
     describe,
+    evaluation_mode,
     plain_numerics,
 )
 from spectralclip._spectrum import Exact, Lanczos, Solver, svds
@@ -291,7 +291,7 @@ class _Point:
     def _running(self) -> Iterator[None]:
         """As in evaluation, drawing the same random numbers each time, and leaving no trace."""
         with ExitStack() as stack:
-            stack.enter_context(as_in_evaluation(self._model))
+            stack.enter_context(evaluation_mode([self._model]))
             stack.enter_context(left_as_it_was(self._model))
             # The only kind of attention that can be differentiated twice.
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))

@@ -18,26 +18,6 @@ _SHARDED = object()  # weights that are exchanged for whole ones at work, and st
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
-@contextmanager
-def as_in_evaluation(model: nn.Module) -> Iterator[None]:
-    """Switch a model to evaluation for the block; parts that are frozen have nothing to switch.
-
-    Attention then goes its usual way: torch's faster one in evaluation computes the same, and has
-    no derivatives.
-    """
-    training = [part for part in model.modules() if getattr(part, "training", False)]
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    for part in training:
-        part.training = False
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for part in training:
-            part.training = True
-
-
 @final
 class State:
     """Modules as they are now, to be compared with later on.

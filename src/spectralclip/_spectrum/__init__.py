@@ -21,6 +21,7 @@ from spectralclip._spectrum.svds import (
 from spectralclip._spectrum.symbol_peak import (
     Torus,
     enough_points,
+    is_above,
     most_work,
     symbol_degrees,
     symbol_peak,
@@ -45,6 +46,7 @@ __all__ = [
     "filtered_row",
     "fresh_ritz",
     "gaussian",
+    "is_above",
     "lengths",
     "most_work",
     "random_rows",
