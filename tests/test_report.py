@@ -157,7 +157,7 @@ def test_without_the_network() -> None:
 
 
 def test_least_document() -> None:
-    text = Page(render({"format": "spectralclip.audit", "version": 1})).text
+    text = Page(render({"format": "spectralclip.audit", "version": 2})).text
     assert "0 by over 1 %, of 0 layers and chains that stand for themselves" in text
 
 
@@ -187,7 +187,7 @@ def test_fragment_holds_the_whole_page() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{}, {"format": "spectralclip.audit", "version": 2}, {"format": "other", "version": 1}],
+    [{}, {"format": "spectralclip.audit", "version": 1}, {"format": "other", "version": 2}],
 )
 def test_other_documents_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"spectralclip\.audit.*version 1, got format"):

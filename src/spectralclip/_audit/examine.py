@@ -31,14 +31,14 @@ _LARGEST_GRAM = 1024  # side of a matrix whose eigenvalues are all computed, for
 
 
 class Request(NamedTuple):
-    """How accurate, how many values, how sure; `tol` is the accuracy of the values."""
+    """How accurate, how many values, how sure; `values_tol` is the accuracy of the values."""
 
     k: int
     rtol: float
     failure: float
     deterministic: bool
     seed: int
-    tol: float
+    values_tol: float
 
     def bounded(self, modules: Sequence[nn.Module], shape: Shape) -> tuple[Interval, Tensor | None]:
         """The norm of a composition at an input shape, and its leading vector if that is known."""
@@ -146,7 +146,7 @@ def _is_conv1d(module: nn.Module) -> bool:
 
 def _leading_values(op: LinearOperator, request: Request, v0: Tensor | None) -> tuple[float, ...]:
     k = min(request.k, *op.shape)
-    found = svds(op, op.in_shape, k, tol=request.tol, v0=v0, generator=request.generator())
+    found = svds(op, op.in_shape, k, tol=request.values_tol, v0=v0, generator=request.generator())
     return tuple(max(0.0, float(value)) for value in found.S)
 
 

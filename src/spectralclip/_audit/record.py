@@ -1,4 +1,4 @@
-"""`Audit` and `Comparison`: what an audit found, in plain values, and the forms it can take."""
+"""What an audit found, in plain values, and the forms that it and a comparison can take."""
 
 from __future__ import annotations
 
@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 from torch import Tensor
 
 from spectralclip._audit.change import Change, change_of, percent
-from spectralclip._audit.json import (
-    AUDIT,
-    COMPARISON,
-    audit_fields,
-    document_of,
-    read_document,
-    to_text,
-)
+from spectralclip._audit.json import audit_fields, document_of, read_document, to_text
 from spectralclip._audit.layer import LayerAudit
 from spectralclip._audit.left_out import NETWORK, uncertified
 from spectralclip._audit.table import (
@@ -33,6 +26,7 @@ from spectralclip._audit.table import (
 )
 from spectralclip._common import shown_name, shown_reason, write_text
 from spectralclip._lipschitz import NetworkBound, certified_radius
+from spectralclip.report import AUDIT, COMPARISON, VERSION, render, render_fragment
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -132,11 +126,11 @@ class Audit:
             raise ValueError(f"The audit of {self.model} has no bound on the network: {why}")
         return certified_radius(logits, self.lipschitz)
 
-    def compare(self, other: Audit) -> Comparison:
+    def compare(self, other: Audit) -> AuditComparison:
         """This audit as before, and another as after."""
         if not isinstance(other, Audit):
             raise TypeError(f"Expected another Audit to compare with, got {type(other).__name__}.")
-        return Comparison(self, other)
+        return AuditComparison(self, other)
 
     def table(self) -> Table:
         """A table for `rich.print`, a line for each layer."""
@@ -179,19 +173,15 @@ class Audit:
 
     def to_html(self, path: PathLike | None = None, *, title: str | None = None) -> str:
         """The audit as a page that needs nothing else, also written to a file if given one."""
-        from spectralclip.report import render
-
         return _written(render(self.to_dict(), title=title), path)
 
     def _repr_html_(self) -> str:
-        from spectralclip.report import render_fragment
-
         return render_fragment(self.to_dict())
 
 
 @final
 @dataclass(frozen=True)
-class Comparison:
+class AuditComparison:
     """Two audits side by side, such as those of a model before clipping and after.
 
     Attributes:
@@ -240,15 +230,10 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """What `to_json` writes, as a dictionary."""
         before, after = self.before.to_dict(), self.after.to_dict()
-        return {
-            "format": COMPARISON,
-            "version": before["version"],
-            "before": before,
-            "after": after,
-        }
+        return {"format": COMPARISON, "version": VERSION, "before": before, "after": after}
 
     @classmethod
-    def from_json(cls, source: PathLike | Mapping[str, Any]) -> Comparison:
+    def from_json(cls, source: PathLike | Mapping[str, Any]) -> AuditComparison:
         """A comparison from what `to_json` made: the text, the path of a file, or the dictionary.
 
         Raises:
@@ -265,13 +250,9 @@ class Comparison:
 
     def to_html(self, path: PathLike | None = None, *, title: str | None = None) -> str:
         """Both as a page that needs nothing else, also written to a file if given one."""
-        from spectralclip.report import render
-
         return _written(render(self.to_dict(), title=title), path)
 
     def _repr_html_(self) -> str:
-        from spectralclip.report import render_fragment
-
         return render_fragment(self.to_dict())
 
 

@@ -64,8 +64,11 @@ class NetworkBound:
         upper: An upper bound; infinite if there is a place without one.
         failure: Probability that the upper end is too small, at most.
         product: The upper bound by the same rules with each layer and batch norm bounded apart.
-        unbounded: The places without a bound on which the output depends.
-        steps: The rules that led to the upper bound, in order.
+        unbounded: The places without a bound on which the output depends. Each says `where` it
+            is (the module at work, "" for the model itself), which `operation`, and the `reason`.
+        steps: The rules that led to the upper bound, in order. Each says `where`, which
+            `operation`, by which `factor` distances grow at most in it, the `bound` on their
+            growth since the input, and a `note`.
         local_norms: The norm of the Jacobian at each example input, from below.
     """
 

@@ -26,7 +26,7 @@ from spectralclip.cli._model_source import Source, load, parse_options
 from spectralclip.cli._problems import Problem, cannot, listed, one_line
 
 if TYPE_CHECKING:
-    from spectralclip._audit import Comparison
+    from spectralclip._audit import AuditComparison
 
 STANDARD_OUTPUT = "-"
 
@@ -185,7 +185,7 @@ def _resolved(path: Path | str) -> str:
 
 
 def write_result(
-    result: Audit | Comparison, html: Path | None, json: str | None, notes: Sequence[str] = ()
+    result: Audit | AuditComparison, html: Path | None, json: str | None, notes: Sequence[str] = ()
 ) -> None:
     """Write what was asked for, all or nothing, and print the table or the JSON."""
     texts: dict[Any, str] = {}

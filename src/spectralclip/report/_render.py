@@ -28,8 +28,8 @@ def render(document: Mapping[str, Any], *, title: str | None = None) -> str:
     Whatever comes from the document is shown as text, whatever characters are in it.
 
     Args:
-        document: What `Audit.to_json` or `Comparison.to_json` write, parsed: a dict whose "format"
-            is "spectralclip.audit" or "spectralclip.comparison".
+        document: What `Audit.to_json` or `AuditComparison.to_json` write, parsed: a dict whose
+            "format" is "spectralclip.audit" or "spectralclip.comparison".
         title: The page's heading; the model's name where it is left out.
 
     Returns:
@@ -41,7 +41,7 @@ def render(document: Mapping[str, Any], *, title: str | None = None) -> str:
 
     Example:
         >>> from spectralclip.report import render
-        >>> audit = {"format": "spectralclip.audit", "version": 1, "model": "Net", "layers": []}
+        >>> audit = {"format": "spectralclip.audit", "version": 2, "model": "Net", "layers": []}
         >>> page = render(audit, title="My network")
         >>> page.startswith("<!doctype html>"), "My network" in page
         (True, True)
@@ -80,7 +80,7 @@ def render_fragment(document: Mapping[str, Any], *, height: int = 760) -> str:
 
     Example:
         >>> from spectralclip.report import render_fragment
-        >>> audit = {"format": "spectralclip.audit", "version": 1, "model": "Net", "layers": []}
+        >>> audit = {"format": "spectralclip.audit", "version": 2, "model": "Net", "layers": []}
         >>> render_fragment(audit).startswith("<iframe")
         True
     """

@@ -12,7 +12,7 @@ from spectralclip.report._units import units
 # Settings and facts of the run, in words; others are shown under their own names.
 WORDS = {
     "k": "Singular values per layer",
-    "tol": "Tolerance of singular values",
+    "values_tol": "Tolerance of singular values",
     "rtol": "Width asked of intervals",
     "failure": "Probability of failure allowed",
     "deterministic": "Deterministic bounds only",

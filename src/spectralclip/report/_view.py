@@ -6,24 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from spectralclip._common import printable
+from spectralclip.report._document import AUDIT, COMPARISON, require_document
 from spectralclip.report._numbers import at_most, is_finite, short
 from spectralclip.report._rows import FACTS, audit_rows, comparison_rows
 from spectralclip.report._shown import shown
 from spectralclip.report._summary import summary_of
 
-AUDIT, COMPARISON, VERSION = "spectralclip.audit", "spectralclip.comparison", 1
-
 
 def view_of(document: Mapping[str, Any], title: str | None = None) -> dict[str, Any]:
     """Everything the template and the scripts need, from an audit or a comparison."""
-    _check(document, (AUDIT, COMPARISON))
+    require_document(document, "The document", AUDIT, COMPARISON)
     document = shown(document)
     if document["format"] == AUDIT:
         sides, names = [document], ["audit"]
     else:
         sides, names = [document["before"], document["after"]], ["before", "after"]
         for side in sides:
-            _check(side, (AUDIT,))
+            require_document(side, "A part of the comparison", AUDIT)
     rows = audit_rows(sides[0]) if len(sides) == 1 else comparison_rows(*sides)
     summaries = [summary_of(side, name) for side, name in zip(sides, names, strict=True)]
     return {
@@ -42,16 +41,6 @@ def view_of(document: Mapping[str, Any], title: str | None = None) -> dict[str, 
             "steps": [_steps(side) for side in sides],
         },
     }
-
-
-def _check(document: Mapping[str, Any], formats: tuple[str, ...]) -> None:
-    found = (document.get("format"), document.get("version"))
-    if found[0] not in formats or found[1] != VERSION:
-        raise ValueError(
-            f"Expected a document with format {' or '.join(map(repr, formats))} and version "
-            f"{VERSION}, got format {found[0]!r} and version {found[1]!r}; write one with "
-            f"Audit.to_json or Comparison.to_json of this version of spectralclip."
-        )
 
 
 def _title(sides: list[Mapping[str, Any]]) -> str:
