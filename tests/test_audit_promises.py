@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 from zoo import BY_NAME, ZOO
 
-from spectralclip import clip_model_, norm_bounds
+from spectralclip import clip_model_
 from spectralclip._audit import audit, examine
+from spectralclip._bounds import norm_bounds_and_vector
 from spectralclip._lipschitz.radius import certified_radius
+from spectralclip._models import survey
 
 # --- Promises --------------------------------------------------------------------------------
 
@@ -115,8 +117,8 @@ def test_the_network_shares_the_norms_of_the_layers(monkeypatch: pytest.MonkeyPa
     asked: list[Any] = []
     monkeypatch.setattr(
         examine,
-        "norm_bounds",
-        lambda *args, **kwargs: asked.append(args) or norm_bounds(*args, **kwargs),
+        "norm_bounds_and_vector",
+        lambda *args: asked.append(args) or norm_bounds_and_vector(*args),
     )
     audit(model, specimen.inputs(), lipschitz=False)
     alone = len(asked)
@@ -130,6 +132,15 @@ def test_the_network_shares_the_norms_of_the_layers(monkeypatch: pytest.MonkeyPa
     assert bound.failure >= sum(used) > 0
     logits = model(specimen.inputs())
     assert torch.equal(whole.certified_radius(logits), certified_radius(logits, bound.upper))
+
+
+def test_the_model_is_surveyed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU())
+    surveys: list[Any] = []
+    original = survey.watch
+    monkeypatch.setattr(survey, "watch", lambda *args: surveys.append(args) or original(*args))
+    audit(model, torch.zeros(1, 2, 6, 6))
+    assert len(surveys) == 1
 
 
 # --- The record ------------------------------------------------------------------------------

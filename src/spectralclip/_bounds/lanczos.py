@@ -11,7 +11,9 @@ The same run serves where an upper end is known beforehand, to find the lower on
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, final
 
 import torch
@@ -37,6 +39,29 @@ class Ends(NamedTuple):
     certain: bool
     applications: int
     vector: Tensor
+
+
+@final
+@dataclass(frozen=True)
+class Ceiling:
+    """An upper end from elsewhere, computed when the iteration shows that it may be of use.
+
+    Attributes:
+        floor: It is not below this.
+        compute: Gives it.
+    """
+
+    floor: float = math.inf
+    compute: Callable[[], float] = lambda: math.inf
+
+    @cached_property
+    def value(self) -> float:
+        """The upper end itself."""
+        return self.compute()
+
+    def is_within(self, limit: float) -> bool:
+        """Whether it is at most this."""
+        return self.floor <= limit and self.value <= limit
 
 
 def relative_width(lower: float, upper: float) -> float:
@@ -124,7 +149,7 @@ class Search:
     view: View
     rtol: float
     failure: float
-    ceiling: float = math.inf
+    ceiling: Ceiling
     deterministic: bool = False
     waves: bool = False
 
@@ -173,7 +198,7 @@ class Search:
     def _enough(self, recurrence: Recurrence, factor: float, op: LinearOperator) -> bool:
         theta, _, residual = recurrence.largest()
         target = 1 + max(self.rtol - 4 * slack(op.dtype), 0.1 * self.rtol)
-        if self.ceiling <= target * math.sqrt(theta) / factor:
+        if self.ceiling.is_within(target * math.sqrt(theta) / factor):
             return True
         if self.deterministic:
             return residual <= 0.1 * self.rtol * theta
@@ -199,11 +224,11 @@ class Search:
         applications: int,
     ) -> Ends:
         """The deterministic end where it is narrow enough, else the lower of the two."""
-        if self.deterministic or self.ceiling <= (1 + self.rtol) * lower:
-            return Ends(lower, self.ceiling, True, applications, vector)
+        if self.deterministic or self.ceiling.is_within((1 + self.rtol) * lower):
+            return Ends(lower, self.ceiling.value, True, applications, vector)
         upper = math.sqrt(recurrence.upper()) / factor * (1 + slack(op.dtype))
-        if self.ceiling <= upper:
-            return Ends(lower, self.ceiling, True, applications, vector)
+        if self.ceiling.is_within(upper):
+            return Ends(lower, self.ceiling.value, True, applications, vector)
         return Ends(lower, max(upper, lower), False, applications, vector)
 
 

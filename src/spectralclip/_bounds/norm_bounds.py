@@ -33,7 +33,7 @@ from spectralclip._bounds.exact import (
     peak_with_margin,
     rounding,
 )
-from spectralclip._bounds.lanczos import Search, relative_width, slack
+from spectralclip._bounds.lanczos import Ceiling, Search, relative_width, slack
 from spectralclip._bounds.views import View
 from spectralclip._common import Shape
 from spectralclip._linalg import largest_eigenvalue, norm_is_below, on_host
@@ -46,7 +46,7 @@ from spectralclip._operators import (
     known_shape,
     plain_numerics,
 )
-from spectralclip._spectrum import Torus, enough_points, is_above
+from spectralclip._spectrum import Torus, enough_points, large_value
 
 # Smaller sides up to which the whole matrix is formed; more where only a proof will do.
 DENSE_SIDE, DENSE_SIDE_DETERMINISTIC = 64, 1024
@@ -238,7 +238,7 @@ def _largest_matrix(
         layer = nn.Linear(1, 1, bias=False, device="meta")
         layer.weight = nn.Parameter(matrix, requires_grad=False)
         search = Search(
-            View(layer, matrix.shape[1]), rtol, failure / count, math.inf, deterministic
+            View(layer, matrix.shape[1]), rtol, failure / count, Ceiling(), deterministic
         )
         ends = search.run(generator)
         highest = (1 + rtol / 2) * ends.lower if deterministic else ends.upper
@@ -257,39 +257,33 @@ def _iterated(
 ) -> tuple[Interval, Tensor | None]:
     """Both ends by iteration, the upper one from an embedding where that is good enough."""
     rtol, failure, deterministic = request
-    torus, spent = _embedding(view, request), 0
-    large = torus is not None and view.is_large(rtol / 2)
-    if torus is not None and not (deterministic or large):
-        # On small images an embedding is seldom good enough. A short run, whose lower end falls
-        # short by 0.2 % at most of those measured, shows at few frequencies that it is not.
-        ends = Search(view, 10 * rtol, failure, deterministic=True).run(generator)
-        spent = ends.applications
-        if is_above(torus, (1 + 1.2 * rtol) * ends.lower):
-            torus = None
-    ceiling = math.inf
-    if torus is not None:
-        assert view.convolution is not None
-        ceiling = peak_with_margin(view.convolution, torus, SHARE * rtol)[1]
+    large, spent = view.is_large(rtol / 2), 0
+    ceiling = _embedding(view, request, sure=deterministic or large)
     # On large images an embedding is nearly the norm, and waves are nearly singular vectors.
-    if large:
+    if large and ceiling.value < math.inf:
         near = view.cropped(SHARE * rtol) or view
         ends = Search(near, rtol, failure, ceiling, deterministic=True, waves=True).run(generator)
         spent = ends.applications
-    if spent and relative_width(ends.lower, ceiling) <= rtol:
-        vector = ends.vector if tuple(ends.vector.shape) == view.op.in_shape else None
-        return Interval(ends.lower, ceiling, "embedding", 0.0, spent), vector
+        if relative_width(ends.lower, ceiling.value) <= rtol:
+            vector = ends.vector if near is view else None
+            return Interval(ends.lower, ceiling.value, "embedding", 0.0, spent), vector
     ends = Search(view, rtol, failure, ceiling, deterministic).run(generator)
     kind, risk = ("embedding", 0.0) if ends.certain else ("probabilistic", failure)
     return Interval(ends.lower, ends.upper, kind, risk, ends.applications + spent), ends.vector
 
 
-def _embedding(view: View, request: BoundsRequest) -> Torus | None:
-    """A torus that a zero-padded convolution is a part of; None for others, or if too costly."""
+def _embedding(view: View, request: BoundsRequest, *, sure: bool) -> Ceiling:
+    """Upper bound on a zero-padded convolution's norm; infinity for others, or if too costly.
+
+    Unless it is `sure` to be needed, one large symbol is looked at first: on small images it often
+    shows that no bound of this kind is good enough.
+    """
     conv = view.convolution
     torus = None if conv is None else embedding_torus(conv)
-    if torus is None or not (request.deterministic or affordable(torus)):
-        return None
-    return torus
+    if conv is None or torus is None or not (request.deterministic or affordable(torus)):
+        return Ceiling()
+    floor = 0.0 if sure else (1 - 1e-9) * large_value(torus)
+    return Ceiling(floor, lambda: peak_with_margin(conv, torus, SHARE * request.rtol)[1])
 
 
 def _formable(op: LinearOperator, side: int) -> bool:

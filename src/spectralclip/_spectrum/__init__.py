@@ -21,7 +21,7 @@ from spectralclip._spectrum.svds import (
 from spectralclip._spectrum.symbol_peak import (
     Torus,
     enough_points,
-    is_above,
+    large_value,
     most_work,
     symbol_degrees,
     symbol_peak,
@@ -46,7 +46,7 @@ __all__ = [
     "filtered_row",
     "fresh_ritz",
     "gaussian",
-    "is_above",
+    "large_value",
     "lengths",
     "most_work",
     "random_rows",

@@ -166,26 +166,26 @@ def symbol_peak(torus: Torus, excess: float = 0.0, *, everywhere: bool = False) 
         cells, widths = _halved(cells, widths, least)
 
 
-def is_above(torus: Torus, limit: float) -> bool:
-    """Whether a symbol's norm is above a limit; False where two of the largest do not show it.
+def large_value(torus: Torus) -> float:
+    """The norm of a symbol that is among the largest, at little cost.
 
-    Power steps tell which are among the largest, of as many frequencies as fit into memory.
+    Power steps tell which one, of as many frequencies as fit into memory.
     """
     rows, columns = torus.block_shape
     cells = _first_cells(torus, (1,) * len(torus.counts))
-    cells = cells[cells[:, 0] == 0]
     few = max(1, CHUNK // max(rows * columns, torus.taps))
-    matrices = torus.symbols_at(0, cells[:: -(-len(cells) // few), 1:])
+    matrices = torus.symbols_at(0, cells[cells[:, 0] == 0][:: -(-len(cells) // few), 1:])
     flat = matrices if rows <= columns else matrices.mH
+    flat = flat / (scale := float(flat.abs().max()) or 1.0)  # keeps squares in range
     seeded = torch.Generator("cpu").manual_seed(0)
-    vectors = torch.randn(flat.shape[1], 1, generator=seeded, dtype=torch.float64).to(flat)
-    vectors = vectors.expand(len(flat), -1, -1)
+    start = torch.randn(flat.shape[1], 1, generator=seeded, dtype=torch.float64, device="cpu")
+    vectors = start.to(flat).expand(len(flat), -1, -1)
     for _ in range(5):
         vectors = flat @ (flat.mH @ vectors)
         vectors = vectors / vectors.norm(dim=1, keepdim=True).clamp_min(1e-300)
-    largest = (flat.mH @ vectors).norm(dim=1)[:, 0].topk(min(2, len(flat))).indices
-    grams = flat[largest] @ flat[largest].mH
-    return limit > 0 and not bool(below(grams, limit**2).all())
+    largest = flat[int((flat.mH @ vectors).norm(dim=1).argmax())]
+    square = float(torch.linalg.eigvalsh(largest @ largest.mH)[-1])
+    return scale * math.sqrt(max(0.0, square))
 
 
 def _reaches(torus: Torus, widths: Shape) -> list[float]:
