@@ -15,8 +15,7 @@ from zoo import BY_NAME, ZOO, lived_in
 
 from spectralclip import Interval, norm_bounds
 from spectralclip._lipschitz.bounds import lipschitz_bounds
-from spectralclip._lipschitz.radius import certified_radius
-from spectralclip._lipschitz.result import NetworkBound
+from spectralclip._lipschitz.result import NetworkBound, certified_radius
 
 SMOOTH = [specimen for specimen in ZOO if not specimen.tokens]
 

@@ -20,8 +20,8 @@ import report_documents as documents
 pytest.importorskip("jinja2", reason="the report needs jinja2")
 pytest.importorskip("vl_convert", reason="the report needs vl-convert-python")
 
-from spectralclip.report import _library, _numbers, render, render_fragment
-from spectralclip.report._units import units
+from spectralclip.report import _numbers, _render, render, render_fragment
+from spectralclip.report._rows import units
 from spectralclip.report._view import view_of
 
 
@@ -207,7 +207,7 @@ def test_same_document_same_page() -> None:
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vl_convert", None)
     with pytest.raises(ImportError, match=r"vl-convert-python.*spectralclip\[report\]"):
-        _library.charting_library.__wrapped__()  # past the cache, which other tests have filled
+        _render.charting_library.__wrapped__()  # past the cache, which other tests have filled
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(ImportError, match=r"jinja2.*spectralclip\[report\]"):
         render(documents.audit(3))

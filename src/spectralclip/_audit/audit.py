@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from spectralclip._audit.describe import type_name
 from spectralclip._audit.examine import Request
-from spectralclip._audit.geometry import type_name
 from spectralclip._audit.layer import LayerAudit
 from spectralclip._audit.left_out import NETWORK, NOT_CERTIFIED, with_verdicts
 from spectralclip._audit.record import Audit

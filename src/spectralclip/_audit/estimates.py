@@ -9,8 +9,8 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import nn
 
+from spectralclip._audit.describe import kind_of
 from spectralclip._audit.examine import Request
-from spectralclip._audit.geometry import kind_of
 from spectralclip._audit.record import Audit
 from spectralclip._audit.rows import Row, find_rows
 from spectralclip._audit.table import Column, Sheet, interval_text, short_name
@@ -71,21 +71,6 @@ def compare_estimates(
     seed: int = 0,
 ) -> list[EstimatedLayer]:
     """Each estimate of the largest singular value of each layer, beside a certified interval.
-
-    Args:
-        model: Any module; it counts as in evaluation, and is left as it was.
-        example_inputs: What the model is called with, as for `find_layers`.
-        estimators: By name, functions `estimate(module, in_shape, *, generator)`. One that
-            raises, or returns no number, has none for the layer.
-        found: An audit of the same model, whose intervals are taken; without it they are
-            computed.
-        rtol: Of the intervals, as for `audit`.
-        failure: Of the intervals, as for `audit`.
-        deterministic: Of the intervals, as for `audit`.
-        seed: Of the random starts of intervals and estimates.
-
-    Returns:
-        The layers in the order of their first use; batch norms among them, chains not.
 
     Example:
         >>> import torch

@@ -53,11 +53,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_document(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """A document from JSON text, from the path of a file, or as it is.
-
-    Raises:
-        ValueError: It is no JSON, or no document of ours that this version can read.
-    """
+    """A document from JSON text, from the path of a file, or as it is."""
     if isinstance(source, Mapping):
         document, origin = dict(source), "The document"
     else:
@@ -76,11 +72,7 @@ def read_document(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[st
 
 
 def audit_fields(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of the audit that a document describes.
-
-    Raises:
-        ValueError: It describes something else, or an attribute is missing.
-    """
+    """The attributes of the audit that a document describes."""
     if document.get("format") != AUDIT:
         raise ValueError(
             f"Expected an audit, got {document.get('format')!r}: read a comparison with "

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 from torch import Tensor
 
-from spectralclip._audit.change import Change, change_of, percent
 from spectralclip._audit.json import audit_fields, document_of, read_document, to_text
-from spectralclip._audit.layer import LayerAudit
+from spectralclip._audit.layer import Change, LayerAudit, change_of, percent
 from spectralclip._audit.left_out import NETWORK, uncertified
 from spectralclip._audit.table import (
     CHANGE_COLUMNS,

@@ -9,10 +9,9 @@ from typing import Literal, TypeAlias, final
 
 from torch import nn
 
+from spectralclip._audit.describe import Numbers, compensates, geometry_of, kind_of, remark_on
 from spectralclip._audit.examine import BATCH_NORM, Findings, Request, row_shape
-from spectralclip._audit.geometry import geometry_of, kind_of
 from spectralclip._audit.layer import LayerAudit
-from spectralclip._audit.remarks import Numbers, compensates, remark_on
 from spectralclip._audit.work import Job
 from spectralclip._bounds import Interval
 from spectralclip._common import Shape
@@ -98,11 +97,7 @@ class Book:
         self._added: dict[tuple[Key, Shape], Interval] = {}
 
     def interval_of(self, modules: Sequence[nn.Module], in_shape: Sequence[int]) -> Interval:
-        """The norm of a composition, from the book or computed now.
-
-        Raises:
-            ValueError: It has none.
-        """
+        """The norm of a composition, from the book or computed now."""
         key, shape = key_of(modules), row_shape(modules, tuple(in_shape))
         known = self._findings.get(key)
         if known is not None and shape in known.intervals:

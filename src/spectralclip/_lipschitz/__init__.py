@@ -2,8 +2,7 @@
 
 from spectralclip._lipschitz.bounds import lipschitz_bounds, network_bound
 from spectralclip._lipschitz.jacobian import jacobian_operator
-from spectralclip._lipschitz.radius import certified_radius
-from spectralclip._lipschitz.result import NetworkBound, Step, Unbounded
+from spectralclip._lipschitz.result import NetworkBound, Step, Unbounded, certified_radius
 
 __all__ = [
     "NetworkBound",

@@ -111,17 +111,7 @@ def network_bound(
     seed: int,
     survey: Survey | None = None,
 ) -> NetworkBound:
-    """What `lipschitz_bounds` returns, from a survey of the model if there is one.
-
-    Args:
-        model: As for `lipschitz_bounds`.
-        example_inputs: As for `lipschitz_bounds`.
-        interval_of: For compositions of the model's modules.
-        otherwise: For anything else that is affine.
-        tol: Of the local norms; None for none of them.
-        seed: Of all that is random.
-        survey: Of the model at these inputs.
-    """
+    """What `lipschitz_bounds` returns, from a survey of the model if there is one."""
     whole = call_arguments(model, example_inputs)
     model = unwrapped(model)
     _require_weights(model)

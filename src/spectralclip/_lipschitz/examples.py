@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from spectralclip._linalg import wide
-from spectralclip._lipschitz.hidden import hides_tensors
+from spectralclip._lipschitz.memory import hides_tensors
 from spectralclip._lipschitz.state import weights_kept
 from spectralclip._models import left_as_it_was, tensors_in
 from spectralclip._operators import evaluation_mode
@@ -38,11 +38,6 @@ def examples_of(
 
     What looks like influence may be a decision that the model takes for the batch. So the single
     examples come second in that case, as far as the model takes them.
-
-    Args:
-        model: A bare model.
-        whole: What it is called with.
-        together: What it returned for that.
     """
     sizes = {tensor.shape[:1] for tensor in tensors_in(whole)}
     if len(sizes) != 1 or not (size := sizes.pop()) or size[0] < 2 or hides_tensors(whole):

@@ -155,11 +155,6 @@ class Replay(nn.Module):
 
     Constants are its buffers, and modules its submodules, so that it can be evaluated in any
     precision like other layers. It acts on batches of values, row by row.
-
-    Args:
-        base: The node whose value is the input.
-        nodes: The nodes to make from it, in order; the last one is the output.
-        single: Values have a leading axis of one entry, which the rows come without.
     """
 
     def __init__(self, base: Node, nodes: Sequence[Node], single: bool = False) -> None:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from spectralclip._lipschitz.flow import Flow
-from spectralclip._lipschitz.hidden import hides_tensors
 from spectralclip._lipschitz.ledger import HIDDEN, TOKEN, Ledger
-from spectralclip._lipschitz.reasons import ATTENTION, RECURRENT
+from spectralclip._lipschitz.memory import hides_tensors
 from spectralclip._lipschitz.recorder import Calls, Functions, Operations
+from spectralclip._lipschitz.rules import ATTENTION, RECURRENT
 from spectralclip._models import (
     BATCH_NORM,
     Inputs,
@@ -57,17 +57,7 @@ def follow(
     kwargs: Mapping[str, Any],
     whole: Mapping[nn.Module, str] | None = None,
 ) -> Flow:
-    """Run a model, as in evaluation, and follow what becomes of its input.
-
-    Args:
-        model: A bare model; it is left as it was.
-        args: Positional arguments; or none, and
-        kwargs: Keyword arguments.
-        whole: What `taken_as_one` has found, if it is known.
-
-    Raises:
-        NotFollowedError: The model raised an error, its own or one about being followed.
-    """
+    """Run a model, as in evaluation, and follow what becomes of its input."""
     args, kwargs = tree_map_only(Tensor, lambda x: x.detach().clone(), (list(args), dict(kwargs)))
     if whole is None:
         whole = taken_as_one(Survey.of(model, Inputs(tuple(args), kwargs)))

@@ -94,15 +94,7 @@ def linearized(
     single: bool = False,
     nudge: int | None = None,
 ) -> LinearOperator:
-    """The operator at some arguments, as they are or a little beside, by a seed.
-
-    Args:
-        model: A bare model.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        single: Leave out the leading axis of the input and of the output.
-        nudge: Seed of a small random move of the input.
-    """
+    """The operator at some arguments, as they are or a little beside, by a seed."""
     point = _Point(model, args, kwargs, nudge)
     map_ = _JacobianMap(point, *point.shapes(single))
     dtype = torch.float32 if point.dtype in HALF_PRECISION else point.dtype

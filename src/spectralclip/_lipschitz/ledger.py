@@ -17,8 +17,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.weak import WeakIdKeyDictionary
 
 from spectralclip._lipschitz.flow import ROOT, SWITCH, Flow, Node, Ref, joined, leaves, piece
-from spectralclip._lipschitz.hidden import hides_tensors
-from spectralclip._lipschitz.memory import Memories, entries_apart
+from spectralclip._lipschitz.memory import Memories, entries_apart, hides_tensors
 from spectralclip._models import tensors_in
 
 TOKEN, RANDOM = "token", "random"  # what the numbers of a constant come from
@@ -37,10 +36,6 @@ class Ledger:
         memories: Who has written where.
         path: The names of the modules at work, the innermost last.
         inside: Of how many calls that count as one operation the inside is running.
-
-    Args:
-        names: The name of each module of the model.
-        lasting: Tensors that may be kept without a copy: parameters and buffers.
     """
 
     def __init__(self, names: Mapping[nn.Module, str], lasting: Iterable[Tensor]) -> None:

@@ -180,13 +180,7 @@ class Operations(TorchDispatchMode):
 
 @final
 class Calls:
-    """Follows the calls of modules, and makes one operation of some.
-
-    Args:
-        ledger: Where they are noted.
-        whole: Modules whose calls count as one operation, and for those that are not affine, the
-            reason why nothing is known of them.
-    """
+    """Follows the calls of modules, and makes one operation of some."""
 
     def __init__(self, ledger: Ledger, whole: Mapping[nn.Module, str]) -> None:
         self._ledger, self._whole = ledger, whole
@@ -232,12 +226,7 @@ class Calls:
 
 @final
 class Functions(TorchFunctionMode):
-    """Makes one operation of calls of some functions, and sees numbers leave torch.
-
-    Args:
-        ledger: Where they are noted.
-        whole: The functions, and why nothing is known of some of them.
-    """
+    """Makes one operation of calls of some functions, and sees numbers leave torch."""
 
     def __init__(self, ledger: Ledger, whole: Mapping[Any, str]) -> None:
         super().__init__()

@@ -20,11 +20,7 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 
 @final
 class State:
-    """Modules as they are now, to be compared with later on.
-
-    Args:
-        modules: With all that is in them.
-    """
+    """Modules as they are now, to be compared with later on."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         parts = {part for module in modules for part in module.modules()}

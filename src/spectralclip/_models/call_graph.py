@@ -60,10 +60,6 @@ class Watch:
         calls: The calls of each module, in the order of the modules' first calls.
         read_outside: The ids of parameters that were read by something else than a call of the
             module they belong to.
-
-    Args:
-        whole: Modules whose inside is nobody's business.
-        containers: Modules that are only to be seen called.
     """
 
     def __init__(self, whole: Iterable[nn.Module], containers: Iterable[nn.Module]) -> None:

@@ -24,11 +24,7 @@ class Inputs(NamedTuple):
 def with_kwargs(
     example_inputs: ExampleInputs, example_kwargs: Mapping[str, Any] | None
 ) -> ExampleInputs:
-    """Example inputs with keyword arguments besides, if there are any.
-
-    Raises:
-        TypeError: The keyword arguments are no dictionary, or are given twice.
-    """
+    """Example inputs with keyword arguments besides, if there are any."""
     if example_kwargs is None:
         return example_inputs
     if not isinstance(example_kwargs, Mapping):

@@ -30,9 +30,6 @@ def load_program(path: Path) -> tuple[nn.Module, tuple[Any, ...] | None]:
     """A saved program as a model, and the example inputs it was exported with.
 
     The loader of exported programs can be made to run code: only for files that are trusted.
-
-    Raises:
-        Problem: It cannot be read.
     """
     try:
         with warnings.catch_warnings():

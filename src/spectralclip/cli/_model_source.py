@@ -48,18 +48,7 @@ def load(
     has_weights: bool = False,
     limit: float | None = None,
 ) -> Source:
-    """The model that a MODEL argument means.
-
-    Args:
-        text: One of `FORMS`.
-        options: Arguments of the factory, or overrides of a configuration.
-        trust: Allow exported programs, whose loader can run code.
-        has_weights: Weights will be loaded from a file, so that none are needed now.
-        limit: Bytes that a file may have; by default what is usual for such a file.
-
-    Raises:
-        Problem: There is no such model, or it cannot be made.
-    """
+    """The model that a MODEL argument means."""
     own = file_of(text)
     if own is not None:
         usual = LARGEST_TEXT if own.suffix == ".py" else LARGEST_WEIGHTS

@@ -82,11 +82,7 @@ def load_weights_(
 
 
 def require_finite(model: nn.Module, origin: str) -> None:
-    """Refuse weights that have no norm.
-
-    Raises:
-        Problem: A parameter holds NaN or infinite values, or a buffer NaN.
-    """
+    """Refuse weights that have no norm."""
     bad = list(_not_finite(unwrapped(model)))
     if bad:
         raise Problem(
@@ -150,11 +146,7 @@ def get_example(
 def require_outputs(
     html: Path | None, json: str | None, inputs: Iterable[Path | None] = ()
 ) -> None:
-    """Find out before the work whether its result can be written, and over no file it is made of.
-
-    Raises:
-        Problem: It cannot.
-    """
+    """Find out before the work whether its result can be written, and over no input."""
     file = None if json == STANDARD_OUTPUT else json
     # Links are followed when files are written, so that two names may be one file.
     if html is not None and file is not None and _resolved(html) == _resolved(file):
@@ -169,11 +161,7 @@ def require_outputs(
 
 
 def require_no_input(what: str, path: Path | str, inputs: Iterable[Path | None]) -> None:
-    """Refuse to write over a file that is read, whatever names or links it is known by.
-
-    Raises:
-        Problem: It is one of the inputs.
-    """
+    """Refuse to write over a file that is read, whatever names or links it is known by."""
     for one in inputs:
         with contextlib.suppress(OSError):  # of a file that is not there
             if one is not None and os.path.samefile(path, one):

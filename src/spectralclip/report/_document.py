@@ -8,11 +8,7 @@ AUDIT, COMPARISON, VERSION = "spectralclip.audit", "spectralclip.comparison", 2
 
 
 def require_document(document: Any, origin: str, *formats: str) -> None:
-    """Raise unless a document is of one of the formats, and of the version that is read.
-
-    Raises:
-        ValueError: It is not.
-    """
+    """Raise unless a document is of one of the formats, and of the version that is read."""
     found = document.get("format") if isinstance(document, dict) else type(document).__name__
     if found not in formats:
         raise ValueError(

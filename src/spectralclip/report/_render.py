@@ -11,11 +11,12 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from spectralclip.report import _numbers
-from spectralclip.report._library import charting_library, missing, packed
 from spectralclip.report._view import view_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+import functools
+import gzip
 
 # One after the other inside one function, so that none of their names reach the page.
 SCRIPTS = ("elements.js", "table.js", "charts.js", "detail.js", "main.js")
@@ -122,3 +123,31 @@ def _text(name: str) -> str:
 def _digest(script: str) -> str:
     """What a content security policy wants to see, to run this script and no other."""
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+
+
+# vega-embed brings Vega, Vega-Lite and the tooltips along as its attributes.
+SNIPPET = "window.vegaEmbed = vegaEmbed;"
+
+
+@functools.cache
+def charting_library() -> str:
+    """Vega-Embed, Vega-Lite and Vega as one script, packed; built once in a process."""
+    try:
+        import vl_convert
+    except ImportError as error:
+        raise missing("vl-convert-python", error) from error
+    return packed(vl_convert.javascript_bundle(SNIPPET))
+
+
+def packed(text: str) -> str:
+    """`text` as gzip in base64: a third of the size, and nothing in it is markup."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode("ascii")
+
+
+def missing(package: str, error: ImportError) -> ImportError:
+    """The error to raise where `package` could not be imported, to be chained to the first one."""
+    return ImportError(
+        f"The HTML report needs the package {package!r}, which could not be imported ({error}): "
+        f'pip install "spectralclip[report]"',
+        name=package,
+    )

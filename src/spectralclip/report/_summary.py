@@ -7,7 +7,7 @@ from typing import Any
 
 from spectralclip._common import printable
 from spectralclip.report._numbers import at_most, count, is_finite, number, ratio, shape
-from spectralclip.report._units import units
+from spectralclip.report._rows import units
 
 # Settings and facts of the run, in words; others are shown under their own names.
 WORDS = {
