@@ -188,9 +188,10 @@ _NUMBERS_AT_ONCE = 2**22
 def frobenius_norm(op: LinearOperator, generator: torch.Generator) -> tuple[float, bool]:
     """The norm, and whether it is exact up to rounding.
 
-    A map that knows its own answers. Others are applied to every basis vector where that is cheap,
-    or to random signs: `E ||M z||^2 = ||M||_F^2` (Hutchinson). An estimate from s random vectors has a relative error of about `1 / sqrt(2 s r)`, where r, at
-    least 1, is `(trace A)^2 / ||A||_F^2` for `A = M^T M`: below 9 % for any layer.
+    A map that knows its own answers. Others are applied to every basis vector where that is
+    cheap, or to random signs: `E ||M z||^2 = ||M||_F^2` (Hutchinson). An estimate from s random
+    vectors has a relative error of about `1 / sqrt(2 s r)`, where r, at least 1, is `(trace
+    A)^2 / ||A||_F^2` for `A = M^T M`: below 9 % for any layer.
     """
     square = op.frobenius_sq()
     if square is not None:

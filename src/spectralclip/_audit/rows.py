@@ -94,7 +94,6 @@ class Book:
     def __init__(self, findings: Mapping[Key, Findings], request: Request) -> None:
         self._findings = findings
         self._request = request
-        self._added: dict[tuple[Key, Shape], Interval] = {}
 
     def interval_of(self, modules: Sequence[nn.Module], in_shape: Sequence[int]) -> Interval:
         """The norm of a composition, from the book or computed now."""
@@ -102,10 +101,7 @@ class Book:
         known = self._findings.get(key)
         if known is not None and shape in known.intervals:
             return known.intervals[shape]
-        if (key, shape) not in self._added:
-            whole = [gathered(module) for module in modules]
-            self._added[key, shape] = self._request.bounded(whole, shape)[0]
-        return self._added[key, shape]
+        return self._request.bounded([gathered(module) for module in modules], shape)[0]
 
     def layers(self, rows: Sequence[Row]) -> Iterator[tuple[str, LayerAudit | str]]:
         """For each row what is said of it, or why there is nothing to say."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -23,10 +22,10 @@ from spectralclip._models import (
     Survey,
     bare_modules,
     connectors,
-    left_as_it_was,
+    in_evaluation,
     tensors_in,
 )
-from spectralclip._operators import evaluation_mode, is_plain, plain_numerics
+from spectralclip._operators import is_plain, plain_numerics
 
 _OPAQUE: dict[type[nn.Module], str] = {
     nn.MultiheadAttention: ATTENTION,
@@ -63,10 +62,7 @@ def follow(
         whole = taken_as_one(Survey.of(model, Inputs(tuple(args), kwargs)))
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        stack.enter_context(evaluation_mode([model]))
-        stack.enter_context(left_as_it_was(model))
-        if "torch._dynamo" in sys.modules:  # else nothing has been compiled
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(in_evaluation(model))
         names = {module: name for name, module in bare_modules(model)}
         ledger = Ledger(names, [*model.parameters(), *model.buffers()])
         stack.callback(ledger.put_back)

@@ -7,7 +7,6 @@ constant.
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,7 +24,7 @@ from spectralclip._linalg import wide
 from spectralclip._models import (
     ExampleInputs,
     call_arguments,
-    left_as_it_was,
+    in_evaluation,
     tensors_in,
     unwrapped,
 )
@@ -36,7 +35,6 @@ from spectralclip._operators import (
     LinearMap,
     LinearOperator,
     describe,
-    evaluation_mode,
     plain_numerics,
 )
 from spectralclip._spectrum import Exact, Lanczos, Solver, svds
@@ -283,12 +281,9 @@ class _Point:
     def _running(self) -> Iterator[None]:
         """As in evaluation, drawing the same random numbers each time, and leaving no trace."""
         with ExitStack() as stack:
-            stack.enter_context(evaluation_mode([self._model]))
-            stack.enter_context(left_as_it_was(self._model))
+            stack.enter_context(in_evaluation(self._model))
             # The only kind of attention that can be differentiated twice.
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            if "torch._dynamo" in sys.modules:  # else nothing has been compiled
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
             torch.manual_seed(0)  # what is drawn here is put back by `left_as_it_was`
             yield
 

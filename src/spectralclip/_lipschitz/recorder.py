@@ -8,14 +8,13 @@ few functions that are more than the sum of their operations, and sees numbers l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from spectralclip._lipschitz.flow import Ref, leaves
 from spectralclip._lipschitz.ledger import RANDOM, TOKEN, UNSEEN, Ledger
@@ -27,9 +26,11 @@ from spectralclip._lipschitz.memory import (
     same_place,
     written_by,
 )
-from spectralclip._lipschitz.state import State
-from spectralclip._models import tensors_in
+from spectralclip._models import OperationsMode, around_calls, is_sharded_tensor, tensors_in
 
+_SHARDED = object()  # weights that are exchanged for whole ones at work, and stay the same numbers
+# Tables that are compared on their own.
+_TABLES = ("_parameters", "_buffers", "_modules")
 # Their results do not depend on the numbers of their first argument.
 _SHAPE_ALONE = {
     *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"),
@@ -53,18 +54,11 @@ _DECIDES = ("equal", "allclose", "is_nonzero", "nonzero")  # by a bool, or by a 
 
 
 @final
-class Operations(TorchDispatchMode):
+class Operations(OperationsMode):
     """Notes each operation that reads something that depends on the input."""
 
-    supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Torch would load its compiler, which takes seconds, to keep it off the method below."""
-        return False
-
     def __init__(self, ledger: Ledger) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._ledger = ledger
 
     def __torch_dispatch__(
@@ -179,6 +173,68 @@ class Operations(TorchDispatchMode):
 
 
 @final
+class State:
+    """Modules as they are now, to be compared with later on."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        parts = {part for module in modules for part in module.modules()}
+        self._known = {part: _state(part) for part in parts}
+        # What makes a name belong to another object must not be taken for the same one.
+        self._held = [tensor for part in parts for tensor in _tensors(part)]
+
+    def holds(self, module: nn.Module) -> bool:
+        """Whether a module computes what it did, as far as its state goes."""
+        return all(
+            part in self._known and _same(self._known[part], _state(part))
+            for part in module.modules()
+        )
+
+
+def _tensors(part: nn.Module) -> list[Tensor]:
+    tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+    return [tensor for table in tables for tensor in table.values() if tensor is not None]
+
+
+def _state(part: nn.Module) -> dict[str, Any]:
+    """The attributes of a module by name, its tensors by where they lie."""
+    own: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in vars(part).items()
+        if name not in _TABLES and not name.endswith("_hooks") and "hooks_" not in name
+    }
+    for table in (part._parameters, part._buffers):
+        own.update((f"{name} lies", _place(tensor)) for name, tensor in table.items())
+    own.update((f"{name} is", id(child)) for name, child in part._modules.items())
+    return own
+
+
+def _place(tensor: Tensor | None) -> Any:
+    if tensor is None:
+        return None
+    if is_sharded_tensor(tensor):
+        return _SHARDED
+    version = None if tensor.is_inference() else tensor._version
+    return id(tensor), tensor.untyped_storage()._cdata, version
+
+
+def _same(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    return before.keys() == now.keys() and all(
+        _equal(value, now[name]) for name, value in before.items()
+    )
+
+
+def _equal(first: Any, second: Any) -> bool:
+    if first is second or first is _SHARDED:
+        return True
+    if isinstance(first, Tensor) or isinstance(second, Tensor):
+        return False
+    if type(first) is not type(second):
+        return False
+    plain = (bool, int, float, str, tuple, list, torch.dtype, torch.device)
+    return isinstance(first, plain) and bool(first == second)
+
+
+@final
 class Calls:
     """Follows the calls of modules, and makes one operation of some."""
 
@@ -190,18 +246,9 @@ class Calls:
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Follow the calls of modules for the block."""
-        with ExitStack() as stack:
-            for module in self._ledger.flow.names:
-                if not isinstance(module, torch.jit.ScriptModule):
-                    # Hooks that the module carries already are a part of it: ours go around them.
-                    enter = module.register_forward_pre_hook(
-                        self._enter, prepend=True, with_kwargs=True
-                    )
-                    leave = module.register_forward_hook(
-                        self._leave, with_kwargs=True, always_call=True
-                    )
-                    stack.callback(enter.remove)
-                    stack.callback(leave.remove)
+        names = self._ledger.flow.names
+        modules = [m for m in names if not isinstance(m, torch.jit.ScriptModule)]
+        with around_calls(modules, self._enter, self._leave):
             yield
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

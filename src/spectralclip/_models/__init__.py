@@ -1,6 +1,12 @@
 """The layers inside a model, and how they are connected."""
 
-from spectralclip._models.call_graph import distinct_shapes, in_shape_of, tensors_in
+from spectralclip._models.call_graph import (
+    OperationsMode,
+    around_calls,
+    distinct_shapes,
+    in_shape_of,
+    tensors_in,
+)
 from spectralclip._models.candidates import (
     BATCH_NORM,
     BEFORE_A_NORM,
@@ -14,7 +20,7 @@ from spectralclip._models.example_inputs import (
     call_arguments,
     with_kwargs,
 )
-from spectralclip._models.forward_pass import left_as_it_was, unwrapped
+from spectralclip._models.forward_pass import in_evaluation, left_as_it_was, unwrapped
 from spectralclip._models.fsdp import (
     gathered,
     is_sharded_tensor,
@@ -34,14 +40,17 @@ __all__ = [
     "ExampleInputs",
     "FoundLayer",
     "Inputs",
+    "OperationsMode",
     "Pairs",
     "Survey",
+    "around_calls",
     "bare_modules",
     "call_arguments",
     "connectors",
     "distinct_shapes",
     "find_layers",
     "gathered",
+    "in_evaluation",
     "in_shape_of",
     "is_container",
     "is_sharded_tensor",

@@ -82,14 +82,7 @@ class Watch:
         with ExitStack() as stack:
             for module in self._containers:
                 stack.callback(module.register_forward_pre_hook(self._note).remove)
-            for module in self._parameters:
-                # Hooks that the module carries already are a part of it: ours go around them.
-                enter = module.register_forward_pre_hook(
-                    self._enter, prepend=True, with_kwargs=True
-                )
-                leave = module.register_forward_hook(self._leave, always_call=True)
-                stack.callback(enter.remove)
-                stack.callback(leave.remove)
+            stack.enter_context(around_calls(self._parameters, self._enter, self._leave))
             yield
 
     def read(self, tensor: Tensor) -> None:
@@ -129,7 +122,7 @@ class Watch:
         call, version = self._made.get(tensor, (None, None))
         return call if version == _version(tensor) and not self._is_being_read(tensor) else None
 
-    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         call, _ = self._running.pop()
         if output is None:  # it has failed
             self.calls[module].remove(call)
@@ -139,19 +132,40 @@ class Watch:
             self._made[output] = (call, _version(output))
 
 
-@final
-class Operations(TorchDispatchMode):
-    """Tells of every tensor that an operation reads."""
+@contextmanager
+def around_calls(
+    modules: Iterable[nn.Module], enter: Callable[..., None], leave: Callable[..., None]
+) -> Iterator[None]:
+    """Hook functions before and after all calls of modules, around the hooks that these carry."""
+    with ExitStack() as stack:
+        for module in modules:
+            before = module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
+            after = module.register_forward_hook(leave, with_kwargs=True, always_call=True)
+            stack.callback(before.remove)
+            stack.callback(after.remove)
+        yield
+
+
+class OperationsMode(TorchDispatchMode):
+    """Sees every operation on tensors."""
 
     supports_higher_order_operators = True
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch would load its compiler, which takes seconds, to keep it off the method below."""
+        """Torch would load its compiler, which takes seconds, to keep it off the dispatch."""
         return False
 
+
+@final
+class Operations(OperationsMode):
+    """Tells of every tensor that an operation reads."""
+
     def __init__(self, read: Callable[[Tensor], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._read = read
 
     def __torch_dispatch__(

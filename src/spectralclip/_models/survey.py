@@ -23,15 +23,9 @@ from spectralclip._models.candidates import (
     reason,
 )
 from spectralclip._models.example_inputs import ExampleInputs, call_arguments
-from spectralclip._models.forward_pass import left_as_it_was, unwrapped, watch
+from spectralclip._models.forward_pass import in_evaluation, unwrapped, watch
 from spectralclip._models.fsdp import unhooked
-from spectralclip._operators import (
-    KNOWN_AFFINE,
-    describe,
-    evaluation_mode,
-    is_plain,
-    plain_numerics,
-)
+from spectralclip._operators import KNOWN_AFFINE, describe, is_plain, plain_numerics
 
 Compose: TypeAlias = bool | Literal["chains"]
 Pairs: TypeAlias = Iterable[tuple[str, str]]
@@ -90,13 +84,12 @@ class Survey:
         open_ = [m for m in possible if not isinstance(m, torch.jit.ScriptModule)]
         containers = [module for module in open_ if is_container(module)]
         whole = [module for module in (*open_, *between) if not is_container(module)]
-        with torch.no_grad(), evaluation_mode([model]):
+        with torch.no_grad(), in_evaluation(model):
             seen = watch(model, args, kwargs, whole, containers)
-            with left_as_it_was(model):
-                reasons = {
-                    module: reason(module, seen.calls.get(module, []), seen.read_outside, sure)
-                    for module, sure in known.items()
-                }
+            reasons = {
+                module: reason(module, seen.calls.get(module, []), seen.read_outside, sure)
+                for module, sure in known.items()
+            }
         return cls(model, {**possible, **between}, seen.calls, reasons)
 
     def layers(self, compose: Compose, pairs: Pairs = ()) -> dict[str, FoundLayer]:

@@ -17,8 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from spectralclip._audit import Audit
 from spectralclip._common import explained, require_writable, write_texts
-from spectralclip._models import left_as_it_was, tensors_in, unwrapped
-from spectralclip._operators import evaluation_mode
+from spectralclip._models import in_evaluation, tensors_in, unwrapped
 from spectralclip.cli import _output, _weights_file
 from spectralclip.cli._example_inputs import SYNTAX, example_inputs, parse_input
 from spectralclip.cli._input_files import LARGEST_TEXT, LARGEST_WEIGHTS, read_text
@@ -129,7 +128,7 @@ def get_example(
     args, kwargs = ((), example) if isinstance(example, Mapping) else (example, {})
     args, kwargs = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
     try:
-        with torch.no_grad(), evaluation_mode([source.model]), left_as_it_was(source.model):
+        with torch.no_grad(), in_evaluation(source.model):
             source.model(*args, **kwargs)
     except Exception as error:
         if (fault := explained(error)) is not None:
