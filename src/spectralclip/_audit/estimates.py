@@ -31,22 +31,14 @@ _REFUSALS = (ValueError, TypeError, RuntimeError, NotImplementedError, Attribute
 @final
 @dataclass(frozen=True)
 class EstimatedLayer:
-    """One layer, and what each method takes for its norm.
+    """One layer, and what each method takes for its norm."""
 
-    Attributes:
-        name: The module's name in the model.
-        kind: Its type.
-        in_shape: Of one input, where the norm is largest.
-        norm: An interval that holds the norm; None where it could not be had.
-        estimates: By method.
-        refusals: By method, why it has no estimate for this layer.
-    """
-
-    name: str
-    kind: str
-    in_shape: Shape
-    norm: Interval | None
-    estimates: Mapping[str, float] = field(default_factory=dict)
+    name: str  # the module's name in the model
+    kind: str  # its type
+    in_shape: Shape  # of one input, where the norm is largest
+    norm: Interval | None  # an interval that holds the norm; None where it could not be had
+    estimates: Mapping[str, float] = field(default_factory=dict)  # by method
+    # By method, why it has no estimate for this layer
     refusals: Mapping[str, str] = field(default_factory=dict)
 
     def side(self, method: str) -> str:

@@ -52,27 +52,17 @@ class Request(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Findings:
-    """What is known of an operator, in plain values.
+    """What is known of an operator, in plain values."""
 
-    Attributes:
-        error: Why nothing is; else empty.
-        intervals: The norm at each input shape.
-        in_shape: The shape at which the norm is largest; all that follows is at this one.
-        out_shape: Of its output there.
-        values: Leading singular values; empty if only the norm was asked for.
-        frobenius: Frobenius norm, and whether it is exact.
-        frobenius_is_exact: Whether it is known up to rounding.
-        reshaped_norm: What torch would see, where there is one kernel.
-    """
-
-    error: str = ""
+    error: str = ""  # why nothing is; else empty
+    # The norm at each input shape
     intervals: Mapping[Shape, Interval] = field(default_factory=dict)
-    in_shape: Shape = ()
-    out_shape: Shape = ()
-    values: tuple[float, ...] = ()
-    frobenius: float = 0.0
-    frobenius_is_exact: bool = True
-    reshaped_norm: float | None = None
+    in_shape: Shape = ()  # the shape at which the norm is largest; all that follows is at this one
+    out_shape: Shape = ()  # of its output there
+    values: tuple[float, ...] = ()  # leading singular values; empty if only the norm was asked for
+    frobenius: float = 0.0  # frobenius norm, and whether it is exact
+    frobenius_is_exact: bool = True  # whether it is known up to rounding
+    reshaped_norm: float | None = None  # what torch would see, where there is one kernel
 
     def norm(self, shape: Shape) -> float:
         """The best single number for the norm at a shape: a leading value, within the interval."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, final
@@ -33,9 +34,37 @@ if TYPE_CHECKING:
 PathLike = str | os.PathLike[str]
 
 
+class _Record(ABC):
+    """The forms that an audit and a comparison can take."""
+
+    def table(self) -> Table:
+        """A table for `rich.print`, a line for each layer."""
+        return rich_table(self._sheet())
+
+    def __str__(self) -> str:
+        return plain_table(self._sheet())
+
+    @abstractmethod
+    def _sheet(self) -> Sheet: ...
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]: ...
+
+    def to_json(self, path: PathLike | None = None) -> str:
+        """JSON text (`docs/audit-schema.md`), also written to a file if given one."""
+        return _written(to_text(self.to_dict()), path)
+
+    def to_html(self, path: PathLike | None = None, *, title: str | None = None) -> str:
+        """A page that needs nothing else, also written to a file if given one."""
+        return _written(render(self.to_dict(), title=title), path)
+
+    def _repr_html_(self) -> str:
+        return render_fragment(self.to_dict())
+
+
 @final
 @dataclass(frozen=True)
-class Audit:
+class Audit(_Record):
     """What an audit found: plain values, that pickle, compare, and go through JSON unchanged.
 
     Attributes:
@@ -131,13 +160,6 @@ class Audit:
             raise TypeError(f"Expected another Audit to compare with, got {type(other).__name__}.")
         return AuditComparison(self, other)
 
-    def table(self) -> Table:
-        """A table for `rich.print`, a line for each layer."""
-        return rich_table(self._sheet())
-
-    def __str__(self) -> str:
-        return plain_table(self._sheet())
-
     def _sheet(self) -> Sheet:
         left_out = [
             f"left out: {shown_name(name)}: {shown_reason(why)}"
@@ -153,10 +175,6 @@ class Audit:
     def _bound_text(self) -> str:
         return bound_text(self.lipschitz, failed=NETWORK in self.skipped)
 
-    def to_json(self, path: PathLike | None = None) -> str:
-        """The audit as JSON text (`docs/audit-schema.md`), also written to a file if given one."""
-        return _written(to_text(self.to_dict()), path)
-
     def to_dict(self) -> dict[str, Any]:
         """What `to_json` writes, as a dictionary."""
         return document_of(AUDIT, self)
@@ -170,17 +188,10 @@ class Audit:
         """
         return cls(**audit_fields(read_document(source)))
 
-    def to_html(self, path: PathLike | None = None, *, title: str | None = None) -> str:
-        """The audit as a page that needs nothing else, also written to a file if given one."""
-        return _written(render(self.to_dict(), title=title), path)
-
-    def _repr_html_(self) -> str:
-        return render_fragment(self.to_dict())
-
 
 @final
 @dataclass(frozen=True)
-class AuditComparison:
+class AuditComparison(_Record):
     """Two audits side by side, such as those of a model before clipping and after.
 
     Attributes:
@@ -198,13 +209,6 @@ class AuditComparison:
         new = {layer.name: layer.norm for layer in self.after.layers}
         return tuple(change_of(name, old.get(name), new.get(name)) for name in {**old, **new})
 
-    def table(self) -> Table:
-        """A table for `rich.print`, a line for each layer."""
-        return rich_table(self._sheet())
-
-    def __str__(self) -> str:
-        return plain_table(self._sheet())
-
     def _sheet(self) -> Sheet:
         before, after = (audit._bound_text() for audit in (self.before, self.after))
         return Sheet(
@@ -221,10 +225,6 @@ class AuditComparison:
             ],
             f"before: {before}\nafter: {after}",
         )
-
-    def to_json(self, path: PathLike | None = None) -> str:
-        """Both audits as JSON text, also written to a file if given one."""
-        return _written(to_text(self.to_dict()), path)
 
     def to_dict(self) -> dict[str, Any]:
         """What `to_json` writes, as a dictionary."""
@@ -246,13 +246,6 @@ class AuditComparison:
             )
         before, after = (Audit.from_json(document.get(key, {})) for key in ("before", "after"))
         return cls(before, after)
-
-    def to_html(self, path: PathLike | None = None, *, title: str | None = None) -> str:
-        """Both as a page that needs nothing else, also written to a file if given one."""
-        return _written(render(self.to_dict(), title=title), path)
-
-    def _repr_html_(self) -> str:
-        return render_fragment(self.to_dict())
 
 
 def _written(text: str, path: PathLike | None) -> str:

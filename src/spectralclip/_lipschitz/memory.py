@@ -28,17 +28,11 @@ class Write(NamedTuple):
 @final
 @dataclass
 class _Memory:
-    """The memory of some tensors.
+    """The memory of some tensors."""
 
-    Attributes:
-        alive: Tells whether it still exists; as long as it is held, the address is not reused.
-        filled: Whether it was allocated for a tensor that depends on the input.
-        writes: In order.
-    """
-
-    alive: Any
-    filled: bool
-    writes: list[Write] = field(default_factory=list)
+    alive: Any  # tells whether it still exists; as long as it is held, the address is not reused
+    filled: bool  # whether it was allocated for a tensor that depends on the input
+    writes: list[Write] = field(default_factory=list)  # in order
 
 
 @final

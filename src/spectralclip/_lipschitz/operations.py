@@ -53,22 +53,16 @@ EVERY = None
 @final
 @dataclass(frozen=True)
 class Operation:
-    """An operation that the bound accepts.
+    """An operation that the bound accepts."""
 
-    Attributes:
-        rule: Makes the rule for a call.
-        data: Arguments that may depend on the input.
-        settings: Other arguments that the rule accounts for, or that do not matter to it. All
-            that is named in neither has to have its default.
-        outputs: Of several results, those that the rule is for; None for all of them.
-        drawn: Whether factors drawn at random may be among its constants.
-    """
-
-    rule: RuleOf
-    data: tuple[str, ...]
+    rule: RuleOf  # makes the rule for a call
+    data: tuple[str, ...]  # arguments that may depend on the input
+    # Other arguments that the rule accounts for, or that do not matter to it. All that is named in
+    # neither has to have its default.
     settings: tuple[str, ...]
+    # Of several results, those that the rule is for; None for all of them
     outputs: tuple[int, ...] | None
-    drawn: bool
+    drawn: bool  # whether factors drawn at random may be among its constants
 
 
 def _op(

@@ -77,23 +77,16 @@ REASONS = {
 @final
 @dataclass(frozen=True)
 class Rule:
-    """How a node's bound follows from those of its inputs.
+    """How a node's bound follows from those of its inputs."""
 
-    Attributes:
-        factors: For each use of an input, its index and the factor.
-        affine: Whether the node is an affine function of its inputs.
-        joint: Whether the parts lie side by side, so that squares add up, not numbers.
-        plain: Whether it only rearranges or scales, so that a chain gains nothing from it.
-        note: What to say of it.
-        reason: Why there is no bound, where there is none.
-    """
-
+    # For each use of an input, its index and the factor
     factors: tuple[tuple[int, float], ...] = ()
-    affine: bool = False
-    joint: bool = False
+    affine: bool = False  # whether the node is an affine function of its inputs
+    joint: bool = False  # whether the parts lie side by side, so that squares add up, not numbers
+    # Whether it only rearranges or scales, so that a chain gains nothing from it
     plain: bool = False
-    note: str = ""
-    reason: str = ""
+    note: str = ""  # what to say of it
+    reason: str = ""  # why there is no bound, where there is none
 
     def combined(self, bounds: Callable[[int], float]) -> float:
         """The bound of the node, from those of its inputs."""

@@ -28,23 +28,17 @@ from spectralclip._common import Shape
 @final
 @dataclass(eq=False)
 class Call:
-    """One call of a module.
+    """One call of a module."""
 
-    Attributes:
-        module: The module.
-        in_shape: The shape of one input; None where it is not called with one tensor alone.
-        batched: Whether the input came with a batch dimension; None where that is not kept.
-        source: The call whose output it read, just as that was made.
-        readers: The modules under watch that read its output, once for each time.
-        escapes: Whether its output is read by anything else, or returned by the model.
-    """
-
-    module: nn.Module
+    module: nn.Module  # the module
+    # The shape of one input; None where it is not called with one tensor alone
     in_shape: Shape | None = None
+    # Whether the input came with a batch dimension; None where that is not kept
     batched: bool | None = True
-    source: Call | None = None
+    source: Call | None = None  # the call whose output it read, just as that was made
+    # The modules under watch that read its output, once for each time
     readers: list[nn.Module] = field(default_factory=list)
-    escapes: bool = False
+    escapes: bool = False  # whether its output is read by anything else, or returned by the model
 
 
 def distinct_shapes(calls: Iterable[Call]) -> tuple[Shape, ...]:

@@ -56,19 +56,12 @@ class FoundLayer:
 @final
 @dataclass(frozen=True)
 class Survey:
-    """What a forward pass showed of a model.
+    """What a forward pass showed of a model."""
 
-    Attributes:
-        model: The bare model.
-        names: The names of candidates and connectors.
-        calls: Their calls, in the order of the first ones.
-        reasons: Why a candidate is no layer; empty for layers.
-    """
-
-    model: nn.Module
-    names: dict[nn.Module, str]
-    calls: dict[nn.Module, list[Call]]
-    reasons: dict[nn.Module, str]
+    model: nn.Module  # the bare model
+    names: dict[nn.Module, str]  # the names of candidates and connectors
+    calls: dict[nn.Module, list[Call]]  # their calls, in the order of the first ones
+    reasons: dict[nn.Module, str]  # why a candidate is no layer; empty for layers
 
     @classmethod
     @plain_numerics()

@@ -27,17 +27,11 @@ FORMS = "module.path:factory, file.py:factory, timm:NAME, transformers:NAME_OR_D
 @final
 @dataclass(frozen=True)
 class Source:
-    """A model as the command line names it.
+    """A model as the command line names it."""
 
-    Attributes:
-        model: The model.
-        example: What it is called with, where the source says so.
-        random: Whether its weights are as they were initialized.
-    """
-
-    model: nn.Module
-    example: tuple[Any, ...] | None = None
-    random: bool = True
+    model: nn.Module  # the model
+    example: tuple[Any, ...] | None = None  # what it is called with, where the source says so
+    random: bool = True  # whether its weights are as they were initialized
 
 
 def load(

@@ -36,19 +36,12 @@ PREFIXES = ("module.", "model.", "_orig_mod.")
 @final
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in memory.
+    """A checkpoint in memory."""
 
-    Attributes:
-        path: Where it was read from.
-        content: All that the file holds.
-        wrapper: The keys that lead from there to the weights.
-        metadata: What a safetensors file says of itself.
-    """
-
-    path: Path
-    content: Any
-    wrapper: tuple[str, ...] = ()
-    metadata: dict[str, str] | None = None
+    path: Path  # where it was read from
+    content: Any  # all that the file holds
+    wrapper: tuple[str, ...] = ()  # the keys that lead from there to the weights
+    metadata: dict[str, str] | None = None  # what a safetensors file says of itself
 
     @property
     def weights(self) -> Mapping[str, Any]:
@@ -67,22 +60,15 @@ class Checkpoint:
 @final
 @dataclass(frozen=True)
 class Fit:
-    """How the names of a checkpoint and those of a model go together.
+    """How the names of a checkpoint and those of a model go together."""
 
-    Attributes:
-        prefix: What the names of the checkpoint have in front of those of the model.
-        names: The model's name of each tensor of the checkpoint that fits.
-        mismatched: Tensors of another shape than the model's.
-        unfit: Tensors of another kind of number than the model's, or without plain values.
-        unexpected: Tensors that the model has no place for.
-        missing: Names of the model for which there is nothing.
-    """
-
-    prefix: str
-    names: dict[str, str]
-    mismatched: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
+    prefix: str  # what the names of the checkpoint have in front of those of the model
+    names: dict[str, str]  # the model's name of each tensor of the checkpoint that fits
+    mismatched: list[str] = field(default_factory=list)  # tensors of another shape than the model's
+    unexpected: list[str] = field(default_factory=list)  # tensors that the model has no place for
+    # Names of the model for which there is nothing
     missing: list[str] = field(default_factory=list)
+    # Tensors of another kind of number than the model's, or without plain values
     unfit: list[str] = field(default_factory=list)
 
     @property
