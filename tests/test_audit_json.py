@@ -104,7 +104,10 @@ def test_documentation_has_every_key() -> None:
     [
         ('{"format": "spectralclip.audit", "ver', "is no JSON"),
         ("{}", "has the format None"),
-        ('{"format": "spectralclip.audit", "version": 2}', "reads version 1"),
+        (
+            '{"format": "spectralclip.audit", "version": 1}',
+            "reads version 2: audit the model again",
+        ),
         ('{"format": "spectralclip.comparison", "version": 2}', r"AuditComparison\.from_json"),
     ],
 )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from spectralclip._linalg import wide
-from spectralclip._lipschitz.memory import hides_tensors, written_by
+from spectralclip._lipschitz.recording import hides_tensors, written_by
 from spectralclip._models import OperationsMode, in_evaluation, is_sharded_tensor, tensors_in
 
 Call: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from spectralclip._lipschitz.flow import Flow
-from spectralclip._lipschitz.ledger import HIDDEN, TOKEN, Ledger
-from spectralclip._lipschitz.memory import hides_tensors
 from spectralclip._lipschitz.recorder import Calls, Functions, Operations
+from spectralclip._lipschitz.recording import HIDDEN, TOKEN, Recording, hides_tensors
 from spectralclip._lipschitz.rules import ATTENTION, RECURRENT
 from spectralclip._models import (
     BATCH_NORM,
@@ -64,22 +63,22 @@ def follow(
         stack.enter_context(torch.no_grad())
         stack.enter_context(in_evaluation(model))
         names = {module: name for name, module in bare_modules(model)}
-        ledger = Ledger(names, [*model.parameters(), *model.buffers()])
-        stack.callback(ledger.put_back)
+        recording = Recording(names, [*model.parameters(), *model.buffers()])
+        stack.callback(recording.put_back)
         if hides_tensors((args, kwargs)):
-            ledger.flow.escapes.append(("", "input", HIDDEN))
+            recording.flow.escapes.append(("", "input", HIDDEN))
         for tensor in tensors_in((args, kwargs)):
             if tensor.is_floating_point():
-                ledger.source(tensor)
+                recording.source(tensor)
             elif tensor.is_complex():
-                ledger.flow.escapes.append(("", "input", "complex numbers are not followed"))
+                recording.flow.escapes.append(("", "input", "complex numbers are not followed"))
             else:
-                ledger.tag([tensor], frozenset({TOKEN}))
-        stack.enter_context(Calls(ledger, whole).hooked())
+                recording.tag([tensor], frozenset({TOKEN}))
+        stack.enter_context(Calls(recording, whole).hooked())
         try:
-            with Operations(ledger), Functions(ledger, _WHOLE_FUNCTIONS):
+            with Operations(recording), Functions(recording, _WHOLE_FUNCTIONS):
                 output = model(*args, **kwargs)
-            return ledger.close(output)
+            return recording.close(output)
         except Exception as error:
             raise NotFollowedError(str(error)) from error
 

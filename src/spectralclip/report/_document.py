@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 AUDIT, COMPARISON, VERSION = "spectralclip.audit", "spectralclip.comparison", 2
@@ -9,7 +10,7 @@ AUDIT, COMPARISON, VERSION = "spectralclip.audit", "spectralclip.comparison", 2
 
 def require_document(document: Any, origin: str, *formats: str) -> None:
     """Raise unless a document is of one of the formats, and of the version that is read."""
-    found = document.get("format") if isinstance(document, dict) else type(document).__name__
+    found = document.get("format") if isinstance(document, Mapping) else type(document).__name__
     if found not in formats:
         raise ValueError(
             f"{origin} has the format {found!r}, expected {' or '.join(map(repr, formats))}: give "
