@@ -48,16 +48,16 @@ class Ceiling:
 
     Attributes:
         floor: It is not below this.
-        compute: Gives it.
+        compute: Gives it, from a number that is not above the norm.
     """
 
     floor: float = math.inf
-    compute: Callable[[], float] = lambda: math.inf
+    compute: Callable[[float], float] = lambda lower: math.inf
 
     @cached_property
     def value(self) -> float:
         """The upper end itself."""
-        return self.compute()
+        return self.compute(self.floor)
 
     def is_within(self, limit: float) -> bool:
         """Whether it is at most this."""

@@ -283,7 +283,8 @@ def _embedding(view: View, request: BoundsRequest, *, sure: bool) -> Ceiling:
     if conv is None or torus is None or not (request.deterministic or affordable(torus)):
         return Ceiling()
     floor = 0.0 if sure else (1 - 1e-9) * large_value(torus)
-    return Ceiling(floor, lambda: peak_with_margin(conv, torus, SHARE * request.rtol)[1])
+    excess = SHARE * request.rtol
+    return Ceiling(floor, lambda known: peak_with_margin(conv, torus, excess, known=known)[1])
 
 
 def _formable(op: LinearOperator, side: int) -> bool:

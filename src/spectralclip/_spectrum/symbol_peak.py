@@ -140,7 +140,9 @@ def most_work(conv: ConvMap, excess: float) -> float:
     return 5.0 * groups * math.prod(points) * rows * columns * min(rows, columns)
 
 
-def symbol_peak(torus: Torus, excess: float = 0.0, *, everywhere: bool = False) -> Peak:
+def symbol_peak(
+    torus: Torus, excess: float = 0.0, *, everywhere: bool = False, known: float = 0.0
+) -> Peak:
     """The largest norm of the symbols on a torus.
 
     Args:
@@ -148,11 +150,12 @@ def symbol_peak(torus: Torus, excess: float = 0.0, *, everywhere: bool = False) 
         excess: End as soon as the upper end is that much above the value found, relatively.
         everywhere: The upper end holds for the frequencies between those of the torus too. Then
             it comes as near as the torus is fine.
+        known: What the largest norm is known to be at least; a frequency is told above this only.
     """
     least = tuple(2 if everywhere and g else 1 for g in torus.degrees)
     widths = _first_widths(torus, least)
     cells = _first_cells(torus, widths)
-    best = Peak(0.0, math.inf, 0, (0,) * len(widths))
+    best = Peak(known, math.inf, 0, (0,) * len(widths))
     while True:
         reaches = _reaches(torus, widths)
         best, cells = _looked_at(torus, cells, widths, best, sum(reaches))
@@ -169,18 +172,18 @@ def symbol_peak(torus: Torus, excess: float = 0.0, *, everywhere: bool = False) 
 def large_value(torus: Torus) -> float:
     """The norm of a symbol that is among the largest, at little cost.
 
-    Power steps tell which one, of as many frequencies as fit into memory.
+    Power steps tell which one of a few frequencies.
     """
     rows, columns = torus.block_shape
     cells = _first_cells(torus, (1,) * len(torus.counts))
-    few = max(1, CHUNK // max(rows * columns, torus.taps))
+    few = max(1, min(16, CHUNK // max(rows * columns, torus.taps)))
     matrices = torus.symbols_at(0, cells[cells[:, 0] == 0][:: -(-len(cells) // few), 1:])
     flat = matrices if rows <= columns else matrices.mH
     flat = flat / (scale := float(flat.abs().max()) or 1.0)  # keeps squares in range
     seeded = torch.Generator("cpu").manual_seed(0)
     start = torch.randn(flat.shape[1], 1, generator=seeded, dtype=torch.float64, device="cpu")
     vectors = start.to(flat).expand(len(flat), -1, -1)
-    for _ in range(5):
+    for _ in range(4):
         vectors = flat @ (flat.mH @ vectors)
         vectors = vectors / vectors.norm(dim=1, keepdim=True).clamp_min(1e-300)
     largest = flat[int((flat.mH @ vectors).norm(dim=1).argmax())]
