@@ -26,7 +26,19 @@ from spectralclip._spectrum import svds
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 _TRANSPOSED = nn.modules.conv._ConvTransposeNd
-_LARGEST_GRAM = 1024  # side of a matrix whose eigenvalues are all computed, for one of them
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """Up to which sizes numbers are computed directly."""
+
+    gram_side: int = 1024  # of a matrix whose eigenvalues are all computed, for one of them
+    basis_side: int = 1024  # the smaller one, up to which every basis vector is sent through
+    samples: int = 64  # random vectors for a Frobenius norm: its error is below 9 % for any layer
+    entries: int = 2**22  # of the vectors that are sent through at once: 16 MB in float32
+
+
+_SETTINGS = _Settings()
 
 
 class Request(NamedTuple):
@@ -160,7 +172,7 @@ def _kernel(module: nn.Module) -> Tensor | None:
 
 def _matrix_norm(matrix: Tensor) -> float:
     matrix = wide(matrix)
-    if min(matrix.shape) <= _LARGEST_GRAM:
+    if min(matrix.shape) <= _SETTINGS.gram_side:
         scale = float(matrix.abs().max()) or 1.0  # squares are to stay in range
         small = matrix / scale if matrix.shape[0] <= matrix.shape[1] else matrix.T / scale
         return scale * math.sqrt(max(0.0, float(torch.linalg.eigvalsh(small @ small.T)[-1])))
@@ -168,11 +180,6 @@ def _matrix_norm(matrix: Tensor) -> float:
     linear = functools.partial(nn.functional.linear, weight=matrix)
     op = as_operator(linear, shape, dtype=matrix.dtype, device=matrix.device)
     return float(svds(op, shape, 1, tol=1e-4).S[0])
-
-
-LARGEST_SIDE = 1024  # of the smaller one, up to which every basis vector is sent through
-SAMPLES = 64
-_NUMBERS_AT_ONCE = 2**22
 
 
 def frobenius_norm(op: LinearOperator, generator: torch.Generator) -> tuple[float, bool]:
@@ -188,13 +195,14 @@ def frobenius_norm(op: LinearOperator, generator: torch.Generator) -> tuple[floa
         return math.sqrt(square), True
     side = op.adjoint() if op.shape[0] < op.shape[1] else op
     n = side.shape[1]
-    step = max(1, _NUMBERS_AT_ONCE // max(side.shape))
-    if n <= LARGEST_SIDE:
+    step = max(1, _SETTINGS.entries // max(side.shape))
+    if n <= _SETTINGS.basis_side:
         places = torch.arange(n, device="cpu").split(step)
         return math.sqrt(sum(_square(side, _unit_rows(part, n)) for part in places)), True
-    counts = [min(step, SAMPLES - start) for start in range(0, SAMPLES, step)]
+    samples = _SETTINGS.samples
+    counts = [min(step, samples - start) for start in range(0, samples, step)]
     total = sum(_square(side, _random_signs(count, n, generator)) for count in counts)
-    return math.sqrt(total / SAMPLES), False
+    return math.sqrt(total / samples), False
 
 
 def _square(op: LinearOperator, rows: Tensor) -> float:

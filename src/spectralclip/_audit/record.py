@@ -71,7 +71,7 @@ class Audit(_Record):
         model: The type of the model.
         parameters: How many numbers its parameters have.
         inputs: Shapes of the example inputs, with the batch.
-        layers: The affine layers in the order of their first use, each chain behind its last part.
+        layers: The affine layers in the order of their first use, each chain after its last part.
         skipped: What was left out by name, and why.
         lipschitz: Bounds on the Lipschitz constant of the whole network; None if not asked for, or
             if there are none to be had: then `skipped["(the network)"]` says why.

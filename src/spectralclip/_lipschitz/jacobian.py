@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal, final
 
 import torch
@@ -39,13 +40,22 @@ from spectralclip._operators import (
 )
 from spectralclip._spectrum import Exact, Lanczos, Solver, svds
 
-# A Ritz value is a lower bound however few the applications.
-_MOST_APPLICATIONS = 80
-_NOISE = 0.05  # of inner products, in the lowest precision
-_DENSE_SIDE = 64  # of the Jacobian, up to which it is formed
-# Relative to the size of the input: enough to leave the kinks of piecewise linear functions,
-# where what automatic differentiation gives need not be the derivative of anything.
-_NUDGE = 1e-4
+
+@dataclass(frozen=True)
+class _Settings:
+    """What the local norms cost, and where they are taken."""
+
+    # A Ritz value is a lower bound however few the products. For one percent, the Jacobians of
+    # ResNet-18 and of three convolutions take about 30.
+    max_matvecs: int = 80
+    dense_side: int = 64  # of the Jacobian, up to which it is formed by as many products
+    noise: float = 0.05  # of inner products, in the lowest precision
+    # Relative to the size of the input: enough to leave the kinks of piecewise linear functions,
+    # where what automatic differentiation gives need not be the derivative of anything.
+    nudge: float = 1e-4
+
+
+_SETTINGS = _Settings()
 
 
 @plain_numerics()
@@ -131,8 +141,8 @@ def local_norms(
 
 def _norm(op: LinearOperator, tol: float, seed: int) -> float:
     """The norm of an operator, from below."""
-    solver: Solver = Lanczos(max_applications=_MOST_APPLICATIONS)
-    if min(op.shape) <= _DENSE_SIDE:
+    solver: Solver = Lanczos(max_applications=_SETTINGS.max_matvecs)
+    if min(op.shape) <= _SETTINGS.dense_side:
         solver = Exact()
     generator = torch.Generator("cpu").manual_seed(seed)
     spectrum = svds(op, op.in_shape, 1, tol=tol, solver=solver, generator=generator)
@@ -241,7 +251,7 @@ class _Point:
         (image,) = torch.autograd.grad(back, u, x, retain_graph=True, materialize_grads=True)
         pulled = self.adjoint(y)
         size = image.norm() * y.norm() + pulled.norm() * x.norm()
-        if bool((torch.dot(image, y) - torch.dot(pulled, x)).abs() > _NOISE * size):
+        if bool((torch.dot(image, y) - torch.dot(pulled, x)).abs() > _SETTINGS.noise * size):
             raise RuntimeError("an operation of the model cannot be differentiated twice")
 
     def adjoint(self, row: Tensor) -> Tensor:
@@ -306,7 +316,7 @@ class _JacobianMap(LinearMap):
 def _nudged(x: Tensor, generator: torch.Generator) -> Tensor:
     size = float(wide(x).square().mean().sqrt()) if x.numel() else 0.0
     noise = torch.randn(x.shape, generator=generator, device="cpu").to(x)
-    return x + _NUDGE * (size or 1.0) * noise
+    return x + _SETTINGS.nudge * (size or 1.0) * noise
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

@@ -1,6 +1,6 @@
 """The table of all operations that the bound accepts: their arguments, and their rules.
 
-The names are those of torch's own operations, into which every function falls apart; a few are
+The names are those of torch's own operations, into which every function decomposes; a few are
 functions that are taken as one. What is not in the table, or is called with an argument that its
 entry does not name, has no bound. The tests draw calls for every entry, and compare its rule with
 dense Jacobians.

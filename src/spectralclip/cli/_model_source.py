@@ -53,7 +53,7 @@ def load(
     library, _, rest = text.partition(":")
     if library in ("timm", "transformers"):
         if not rest:
-            raise Problem(f"MODEL {text!r}: expected a name behind '{library}:'.")
+            raise Problem(f"MODEL {text!r}: expected a name after '{library}:'.")
         if library == "timm":
             return _timm(rest, options)
         return _transformers(rest, options, has_weights, limit or LARGEST_WEIGHTS)

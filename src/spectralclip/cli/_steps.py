@@ -137,7 +137,7 @@ def get_example(
         raise Problem(
             f"MODEL {text!r} cannot be called with {shapes}: {type(error).__name__}: "
             f"{one_line(error)}. --input is the shape of one input without the batch, with :int64 "
-            "behind it for token ids."
+            "after it for token ids."
         ) from error
     return example
 
