@@ -118,7 +118,7 @@ def _findings(
         values,
         frobenius,
         exact,
-        _reshaped_norm(modules, intervals[worst]),
+        _reshaped_norm(modules[0], intervals[worst]) if len(modules) == 1 else None,
     )
 
 
@@ -151,21 +151,19 @@ def _leading_values(op: LinearOperator, request: Request, v0: Tensor | None) -> 
     return tuple(max(0.0, float(value)) for value in found.S)
 
 
-def _reshaped_norm(modules: Sequence[nn.Module], interval: Interval) -> float | None:
-    """The largest singular value of the one kernel as a matrix, as torch's spectral_norm has it."""
-    kernels = [part for part in modules if _kernel(part) is not None]
-    if len(kernels) != 1:
+def _reshaped_norm(module: nn.Module, interval: Interval) -> float | None:
+    """The largest singular value of the kernel as a matrix, as torch's spectral_norm has it."""
+    weight = kernel_of(module)
+    if weight is None:
         return None
-    if len(modules) == 1 and is_plain(modules[0], nn.Linear) and interval.kind == "exact":
+    if is_plain(module, nn.Linear) and interval.kind == "exact":
         return (interval.lower + interval.upper) / 2  # the kernel is the operator
-    weight = _kernel(kernels[0])
-    assert weight is not None
     # As in torch: transposed convolutions have the output channels second.
-    matrix = weight.movedim(int(isinstance(kernels[0], _TRANSPOSED)), 0).flatten(1)
-    return _matrix_norm(matrix)
+    return _matrix_norm(weight.movedim(int(isinstance(module, _TRANSPOSED)), 0).flatten(1))
 
 
-def _kernel(module: nn.Module) -> Tensor | None:
+def kernel_of(module: nn.Module) -> Tensor | None:
+    """A weight that is more than one number for each channel, if there is one."""
     weight: Any = getattr(module, "weight", None)
     return weight.detach() if isinstance(weight, Tensor) and weight.ndim >= 2 else None
 

@@ -258,7 +258,7 @@ def _iterated(
     """Both ends by iteration, the upper one from an embedding where that is good enough."""
     rtol, failure, deterministic = request
     large, spent = view.is_large(rtol / 2), 0
-    ceiling = _embedding(view, request, sure=deterministic or large)
+    ceiling = _embedding(view, request, sure=deterministic or view.is_large(rtol))
     # On large images an embedding is nearly the norm, and waves are nearly singular vectors.
     if large and ceiling.value < math.inf:
         near = view.cropped(SHARE * rtol) or view

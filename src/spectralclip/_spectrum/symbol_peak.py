@@ -51,6 +51,7 @@ class Torus:
         degrees: Of the squared norm as a trigonometric polynomial, on each axis.
         block_shape: Rows and columns of a symbol.
         taps: Numbers that an entry of a symbol is summed from, at all aliases together.
+        scale: What symbols are divided by, which keeps their squares in range.
         application_work: Multiplications that one application on the whole torus takes.
     """
 
@@ -58,7 +59,8 @@ class Torus:
         self._sides, self._stride, self._dilation = sides, stride, dilation
         self.groups, self._before = conv.geometry.groups, conv.geometry.before
         weight, kernel = on_host(conv.weight), conv.weight.shape[2:]
-        self._weights = weight.reshape(self.groups, -1, *weight.shape[1:])
+        self.scale = float(weight.abs().max()) or 1.0
+        self._weights = (weight / self.scale).reshape(self.groups, -1, *weight.shape[1:])
         self.counts = tuple(n // s for n, s in zip(sides, stride, strict=True))
         self.degrees = tuple(map(_degree, kernel, stride, dilation))
         aliases = math.prod(stride)
@@ -73,7 +75,7 @@ class Torus:
         return self.groups * (math.prod(self.counts) + alone) // 2
 
     def symbols_at(self, group: int, frequencies: Tensor) -> Tensor:
-        """The symbols of a group at some output frequencies, `(f, rows, columns)`."""
+        """The symbols of a group at some frequencies, over the scale: `(f, rows, columns)`."""
         return symbols(
             self._weights[group],
             self._sides,
@@ -179,16 +181,16 @@ def large_value(torus: Torus) -> float:
     few = max(1, min(16, CHUNK // max(rows * columns, torus.taps)))
     matrices = torus.symbols_at(0, cells[cells[:, 0] == 0][:: -(-len(cells) // few), 1:])
     flat = matrices if rows <= columns else matrices.mH
-    flat = flat / (scale := float(flat.abs().max()) or 1.0)  # keeps squares in range
+    rough = flat.to(torch.complex64)
     seeded = torch.Generator("cpu").manual_seed(0)
-    start = torch.randn(flat.shape[1], 1, generator=seeded, dtype=torch.float64, device="cpu")
-    vectors = start.to(flat).expand(len(flat), -1, -1)
+    start = torch.randn(flat.shape[1], 1, generator=seeded, device="cpu").to(rough)
+    vectors = start.expand(len(flat), -1, -1)
     for _ in range(4):
-        vectors = flat @ (flat.mH @ vectors)
-        vectors = vectors / vectors.norm(dim=1, keepdim=True).clamp_min(1e-300)
-    largest = flat[int((flat.mH @ vectors).norm(dim=1).argmax())]
+        vectors = rough @ (rough.mH @ vectors)
+        vectors = vectors / vectors.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    largest = flat[int((rough.mH @ vectors).norm(dim=1).argmax())]
     square = float(torch.linalg.eigvalsh(largest @ largest.mH)[-1])
-    return scale * math.sqrt(max(0.0, square))
+    return torus.scale * math.sqrt(max(0.0, square))
 
 
 def _reaches(torus: Torus, widths: Shape) -> list[float]:
@@ -229,13 +231,11 @@ def _looked_at(
     middle = torch.tensor([width // 2 for width in widths], device="cpu")
     rows, columns = torus.block_shape
     chunk = max(1, CHUNK // max(rows * columns, torus.taps))
-    kept = [cells[:0]]
+    scale, kept = torus.scale, [cells[:0]]
     for group in cells[:, 0].unique().tolist():
         for part in cells[cells[:, 0] == group].split(chunk):
             frequencies = part[:, 1:] + middle
             matrices = torus.symbols_at(group, frequencies)
-            scale = float(matrices.abs().max()) or 1.0  # keeps squares in range
-            matrices = matrices / scale
             gram = matrices @ matrices.mH if rows <= columns else matrices.mH @ matrices
             known = (best.value / scale) ** 2
             square = largest_eigenvalue(gram, known)
