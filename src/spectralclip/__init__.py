@@ -5,13 +5,11 @@ from importlib.metadata import version
 from types import ModuleType
 
 from spectralclip import methods
-from spectralclip._audit import Audit, Comparison, LayerAudit, audit
+from spectralclip._audit import Audit, AuditComparison, LayerAudit, audit
 from spectralclip._bounds import Interval, norm_bounds, norm_bounds_all_sizes
 from spectralclip._clipping import ClipResult, clip_, clip_model_, set_spectrum_
 from spectralclip._lipschitz import (
     NetworkBound,
-    Step,
-    Unbounded,
     certified_radius,
     jacobian_operator,
     lipschitz_bounds,
@@ -45,8 +43,8 @@ __version__ = version("spectralclip")
 __all__ = [
     "Attachment",
     "Audit",
+    "AuditComparison",
     "ClipResult",
-    "Comparison",
     "ConvergenceWarning",
     "DisagreementError",
     "Exact",
@@ -65,8 +63,6 @@ __all__ = [
     "Sharing",
     "Solver",
     "Spectrum",
-    "Step",
-    "Unbounded",
     "as_operator",
     "attach",
     "audit",
@@ -86,6 +82,11 @@ __all__ = [
     "spectral_norm",
     "svds",
 ]
+
+# Errors, tracebacks and pickles name these classes by where users find them.
+for _name in __all__:
+    if isinstance(globals()[_name], type):
+        globals()[_name].__module__ = __name__
 
 
 def __getattr__(name: str) -> ModuleType:

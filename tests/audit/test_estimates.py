@@ -96,7 +96,7 @@ def test_an_audit_gives_its_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: object) -> None:
         raise AssertionError("computed again")
 
-    monkeypatch.setattr(estimates, "bounded", fails)
+    monkeypatch.setattr(estimates.Request, "bounded", fails)
     rows = compare_estimates(model, EXAMPLE, ESTIMATORS, found=found)
     assert [row.norm for row in rows] == [found[row.name].norm for row in rows]
     with pytest.raises(AssertionError, match="computed again"):

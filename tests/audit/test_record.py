@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 from zoo import BY_NAME, ZOO
 
-from spectralclip import clip_model_, norm_bounds
+from spectralclip import clip_model_
 from spectralclip._audit import audit, examine
-from spectralclip._lipschitz.radius import certified_radius
+from spectralclip._bounds import norm_bounds_and_vector
+from spectralclip._lipschitz.result import certified_radius
+from spectralclip._models import survey
 
 # --- Promises --------------------------------------------------------------------------------
 
@@ -113,11 +115,13 @@ def test_the_network_shares_the_norms_of_the_layers(monkeypatch: pytest.MonkeyPa
     specimen = BY_NAME["resnet"]
     model, found = audited("resnet")
     asked: list[Any] = []
-    monkeypatch.setattr(
-        examine,
-        "norm_bounds",
-        lambda *args, **kwargs: asked.append(args) or norm_bounds(*args, **kwargs),
-    )
+
+    def counted(layer: Any, *args: Any) -> Any:
+        parts = layer if isinstance(layer, list) else [layer]
+        asked.extend([parts] if set(parts) <= set(model.modules()) else [])
+        return norm_bounds_and_vector(layer, *args)
+
+    monkeypatch.setattr(examine, "norm_bounds_and_vector", counted)
     audit(model, specimen.inputs(), lipschitz=False)
     alone = len(asked)
     whole = audit(model, specimen.inputs())
@@ -130,6 +134,15 @@ def test_the_network_shares_the_norms_of_the_layers(monkeypatch: pytest.MonkeyPa
     assert bound.failure >= sum(used) > 0
     logits = model(specimen.inputs())
     assert torch.equal(whole.certified_radius(logits), certified_radius(logits, bound.upper))
+
+
+def test_the_model_is_surveyed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU())
+    surveys: list[Any] = []
+    original = survey.watch
+    monkeypatch.setattr(survey, "watch", lambda *args: surveys.append(args) or original(*args))
+    audit(model, torch.zeros(1, 2, 6, 6))
+    assert len(surveys) == 1
 
 
 # --- The record ------------------------------------------------------------------------------

@@ -148,6 +148,14 @@ def test_a_wide_embedding_gives_way_to_a_narrow_probabilistic_bound() -> None:
     assert_holds(interval, dense_norm(layer, (48, 4, 4)))
 
 
+def test_a_wide_embedding_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        importlib.import_module("spectralclip._bounds.norm_bounds"), "peak_with_margin", None
+    )  # it would fail
+    layer = nn.Conv2d(48, 48, 3, padding=1)
+    assert norm_bounds(layer, (48, 4, 4)).kind == "probabilistic"
+
+
 def test_an_embedding_that_costs_too_much_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_block_norms, "EXACT", _block_norms.ExactConstants(cheap=0.0, runs=0.0))
     layer = nn.Conv2d(16, 16, 3, padding=1)

@@ -189,7 +189,7 @@ def test_a_network_whose_bound_failed_does_not_pass(
     def fails(*args: object, **options: object) -> None:
         raise RuntimeError("lost\nits way")
 
-    monkeypatch.setattr(sys.modules["spectralclip._audit.audit"], "lipschitz_bounds", fails)
+    monkeypatch.setattr(sys.modules["spectralclip._audit.audit"], "network_bound", fails)
     assert gate("dense", *on("network")) == 1
     assert complaints(capsys) == ["the network: lost its way"]
     assert gate("dense", *on("layers")) == 0

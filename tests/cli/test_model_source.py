@@ -63,7 +63,7 @@ def test_a_file_never_takes_the_place_of_another_module(folder: Path) -> None:
         ("nets", "expected module.path:factory, file.py:factory, timm:NAME"),
         (":Net", "expected module.path:factory"),
         ("nets:", "expected module.path:factory"),
-        ("timm:", "expected a name behind 'timm:'"),
+        ("timm:", "expected a name after 'timm:'"),
         ("gone:Net", "cannot import gone: there is no module 'gone' here"),
         ("package.gone:Net", "there is no module 'package.gone' here"),
         ("gone.py:Net", "cannot read gone.py: No such file"),

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from spectralclip import Audit, Comparison
+from spectralclip import Audit, AuditComparison
 from spectralclip.demo import tour as demo
 from spectralclip.demo.network import RECIPES
 
@@ -57,7 +57,7 @@ def test_writes_the_report(first: Ran) -> None:
     names = {f"{key}.{kind}" for key in (*KEYS, "comparison") for kind in ("json", "html")}
     assert {path.name for path in first.folder.iterdir()} == names
     audits = {key: Audit.from_json(first.folder / f"{key}.json") for key in KEYS}
-    change = Comparison.from_json(first.folder / "comparison.json")
+    change = AuditComparison.from_json(first.folder / "comparison.json")
     assert change.before == audits["unclipped"] and change.after == audits["composition"]
     for key in (*KEYS, "comparison"):
         assert (first.folder / f"{key}.html").read_text().startswith("<!doctype html>")

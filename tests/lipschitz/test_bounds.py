@@ -16,8 +16,7 @@ from oracle import dense_norm
 from oracle.slopes import Function, jacobian_norms, largest_slope
 from spectralclip import Interval, norm_bounds
 from spectralclip._lipschitz.bounds import lipschitz_bounds
-from spectralclip._lipschitz.radius import certified_radius
-from spectralclip._lipschitz.result import NetworkBound
+from spectralclip._lipschitz.result import NetworkBound, certified_radius
 
 SMOOTH = [specimen for specimen in ZOO if not specimen.tokens]
 

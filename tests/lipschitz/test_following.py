@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from oracle.slopes import Function, jacobian_norms, largest_slope
 from spectralclip._lipschitz.bounds import lipschitz_bounds
-from spectralclip._lipschitz.memory import entries_apart
+from spectralclip._lipschitz.recording import entries_apart
 
 
 def added_in_place(x: Tensor) -> Tensor:

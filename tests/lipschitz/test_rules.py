@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from oracle.slopes import Function, affine_norm, jacobian_norms, largest_slope
 from spectralclip._lipschitz.bounds import lipschitz_bounds
-from spectralclip._lipschitz.pooling import adaptive_overlap, overlap
+from spectralclip._lipschitz.factors import adaptive_overlap, overlap
 
 # --- Functions of each number by itself ------------------------------------------------------
 

@@ -19,7 +19,7 @@ from oracle.slopes import Function, affine_norm, jacobian_norms
 from spectralclip import Interval
 from spectralclip._lipschitz import jacobian
 from spectralclip._lipschitz.bounds import lipschitz_bounds
-from spectralclip._lipschitz.radius import certified_radius
+from spectralclip._lipschitz.result import certified_radius
 
 X = torch.randn(1, 4, generator=torch.Generator().manual_seed(7))
 

@@ -595,7 +595,7 @@ def test_bad_pairs() -> None:
         find_layers(model, IMAGES, pairs=[("conv", "bn1")])
     with pytest.raises(ValueError, match="'act' is no layer: it is no batch norm"):
         find_layers(model, IMAGES, pairs=[("conv", "act")])
-    with pytest.raises(ValueError, match="two layers behind 'conv'"):
+    with pytest.raises(ValueError, match="two layers after 'conv'"):
         find_layers(model, IMAGES, pairs=[("conv", "bn"), ("conv", "other")])
     for pairs in (["conv"], [("conv", "bn", "other")], [("conv", 1)]):
         with pytest.raises(TypeError, match="pairs must hold tuples of two names"):

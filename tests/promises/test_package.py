@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import pickle
 import struct
 import subprocess
 import sys
@@ -26,6 +27,15 @@ from spectralclip.demo.digits import load_digits
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "src" / "spectralclip" / "demo" / "data" / "digits.npz"
+
+
+def test_exported_classes_are_named_by_where_users_find_them() -> None:
+    for name in spectralclip.__all__:
+        exported = getattr(spectralclip, name)
+        if isinstance(exported, type):
+            assert exported.__module__ == "spectralclip"
+            assert pickle.loads(pickle.dumps(exported)) is exported
+    assert not {"Step", "Unbounded", "Comparison"} & set(spectralclip.__all__)
 
 
 def run(*command: object, **environment: str) -> str:

@@ -88,7 +88,7 @@ def test_texts_run_nothing(show: Any) -> None:
 
 
 def test_empty_document_opens(show: Any) -> None:
-    browser = show(render({"format": "spectralclip.audit", "version": 1, "layers": []}))
+    browser = show(render({"format": "spectralclip.audit", "version": 2, "layers": []}))
     drawn(browser)
     assert browser.find_element(By.ID, "trouble").text == ""
 

@@ -65,7 +65,7 @@ def audit(
     layers = layers[:rows]
     return {
         "format": "spectralclip.audit",
-        "version": 1,
+        "version": 2,
         "created": "2025-01-31T12:34:56+00:00",
         "model": name,
         "parameters": sum(row["parameters"] for row in layers),
@@ -102,7 +102,7 @@ def lipschitz(layers: list[dict[str, Any]]) -> dict[str, Any]:
 def comparison(rows: int = 42) -> dict[str, Any]:
     return {
         "format": "spectralclip.comparison",
-        "version": 1,
+        "version": 2,
         "before": audit(rows, seed=0),
         "after": audit(rows, seed=1, scale=0.5),
     }

@@ -13,19 +13,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from spectralclip._audit.describe import type_name
 from spectralclip._audit.examine import Request
-from spectralclip._audit.geometry import type_name
 from spectralclip._audit.layer import LayerAudit
 from spectralclip._audit.left_out import NETWORK, NOT_CERTIFIED, with_verdicts
 from spectralclip._audit.record import Audit
 from spectralclip._audit.rows import Book, Row, find_rows, jobs_for
 from spectralclip._audit.work import Workers, check_workers, examined, from_first_rank
 from spectralclip._common import Progress, shown
-from spectralclip._lipschitz import NetworkBound, lipschitz_bounds
+from spectralclip._lipschitz import NetworkBound, network_bound
 from spectralclip._models import (
     ExampleInputs,
+    Survey,
     left_as_it_was,
-    skipped_layers,
     tensors_in,
     unwrapped,
     with_kwargs,
@@ -100,9 +100,9 @@ def audit(
     bare = unwrapped(model)
     check_workers(workers, bare)
     started, ranks = time.perf_counter(), workers == "ranks"
-    rows = find_rows(model, example_inputs)
-    skipped = with_verdicts(bare, skipped_layers(model, example_inputs))
-    jobs = jobs_for(rows)
+    survey = Survey.of(model, example_inputs)
+    rows = find_rows(survey)
+    jobs = jobs_for(rows, survey)
     quiet = ranks and dist.get_rank() > 0
     with shown(False if quiet else progress, "audit", len(jobs) + lipschitz) as steps:
         with left_as_it_was(bare):
@@ -113,10 +113,10 @@ def audit(
             bound = None
             if lipschitz:
                 steps.begin(NETWORK)
-                bound = _network(model, example_inputs, book, request)
+                bound = _network(survey, example_inputs, book, request)
                 steps.done(NETWORK)
             seconds = time.perf_counter() - started
-            return _assembled(bare, example_inputs, rows, skipped, book, bound, request, seconds)
+            return _assembled(survey, example_inputs, rows, book, bound, request, seconds)
 
         result: Audit = from_first_rank(finish) if ranks else finish()
     return result
@@ -147,34 +147,33 @@ def _check_model(model: nn.Module) -> None:
 
 
 def _network(
-    model: nn.Module, example_inputs: ExampleInputs, book: Book, request: Request
+    survey: Survey, example_inputs: ExampleInputs, book: Book, request: Request
 ) -> NetworkBound | str:
     """The network's Lipschitz interval, from the norms in the book; or why there is none."""
     try:
-        return lipschitz_bounds(
-            model,
+        return network_bound(
+            survey.model,
             example_inputs,
-            interval_of=book.interval_of,
-            rtol=request.rtol,
-            failure=request.failure,
-            deterministic=request.deterministic,
-            seed=request.seed,
+            book.interval_of,
+            lambda modules, shape: request.bounded(modules, shape)[0],
+            request.rtol,
+            request.seed,
+            survey,
         )
     except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
         return str(error) or type(error).__name__
 
 
 def _assembled(
-    model: nn.Module,
+    survey: Survey,
     example_inputs: ExampleInputs,
     rows: Sequence[Row],
-    skipped: dict[str, str],
     book: Book,
     bound: NetworkBound | str | None,
     request: Request,
     seconds: float,
 ) -> Audit:
-    said = dict(book.layers(rows))
+    model, said = survey.model, dict(book.layers(rows))
     errors = {
         name: NOT_CERTIFIED + one
         for name, one in (*said.items(), (NETWORK, bound))
@@ -186,7 +185,7 @@ def _assembled(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         inputs=tuple(tuple(tensor.shape) for tensor in inputs),
         layers=tuple(one for one in said.values() if isinstance(one, LayerAudit)),
-        skipped={**skipped, **errors},
+        skipped={**with_verdicts(model, survey.skipped()), **errors},
         lipschitz=None if isinstance(bound, str) else bound,
         settings=request._asdict(),
         environment=_environment(model, seconds),

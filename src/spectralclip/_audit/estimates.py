@@ -9,14 +9,14 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import nn
 
-from spectralclip._audit.examine import Request, bounded
-from spectralclip._audit.geometry import kind_of
+from spectralclip._audit.describe import kind_of
+from spectralclip._audit.examine import Request
 from spectralclip._audit.record import Audit
 from spectralclip._audit.rows import Row, find_rows
 from spectralclip._audit.table import Column, Sheet, interval_text, short_name
 from spectralclip._bounds import Interval
 from spectralclip._common import Shape
-from spectralclip._models import ExampleInputs, gathered, left_as_it_was, unwrapped
+from spectralclip._models import ExampleInputs, Survey, gathered, left_as_it_was, unwrapped
 from spectralclip._operators import evaluation_mode, plain_numerics, unchanged_rng
 
 Estimator: TypeAlias = Callable[..., "float | None"]
@@ -31,22 +31,14 @@ _REFUSALS = (ValueError, TypeError, RuntimeError, NotImplementedError, Attribute
 @final
 @dataclass(frozen=True)
 class EstimatedLayer:
-    """One layer, and what each method takes for its norm.
+    """One layer, and what each method takes for its norm."""
 
-    Attributes:
-        name: The module's name in the model.
-        kind: Its type.
-        in_shape: Of one input, where the norm is largest.
-        norm: An interval that holds the norm; None where it could not be had.
-        estimates: By method.
-        refusals: By method, why it has no estimate for this layer.
-    """
-
-    name: str
-    kind: str
-    in_shape: Shape
-    norm: Interval | None
-    estimates: Mapping[str, float] = field(default_factory=dict)
+    name: str  # the module's name in the model
+    kind: str  # its type
+    in_shape: Shape  # of one input, where the norm is largest
+    norm: Interval | None  # an interval that holds the norm; None where it could not be had
+    estimates: Mapping[str, float] = field(default_factory=dict)  # by method
+    # By method, why it has no estimate for this layer
     refusals: Mapping[str, str] = field(default_factory=dict)
 
     def side(self, method: str) -> str:
@@ -72,21 +64,6 @@ def compare_estimates(
 ) -> list[EstimatedLayer]:
     """Each estimate of the largest singular value of each layer, beside a certified interval.
 
-    Args:
-        model: Any module; it counts as in evaluation, and is left as it was.
-        example_inputs: What the model is called with, as for `find_layers`.
-        estimators: By name, functions `estimate(module, in_shape, *, generator)`. One that
-            raises, or returns no number, has none for the layer.
-        found: An audit of the same model, whose intervals are taken; without it they are
-            computed.
-        rtol: Of the intervals, as for `audit`.
-        failure: Of the intervals, as for `audit`.
-        deterministic: Of the intervals, as for `audit`.
-        seed: Of the random starts of intervals and estimates.
-
-    Returns:
-        The layers in the order of their first use; batch norms among them, chains not.
-
     Example:
         >>> import torch
         >>> from spectralclip._audit.estimates import compare_estimates
@@ -98,7 +75,7 @@ def compare_estimates(
         '+'
     """
     request = Request(1, rtol, failure, deterministic, seed, rtol)
-    rows = [row for row in find_rows(model, example_inputs) if row.role == "layer"]
+    rows = [row for row in find_rows(Survey.of(model, example_inputs)) if row.role == "layer"]
     known = {} if found is None else {layer.name: layer for layer in found.layers}
     layers = []
     with left_as_it_was(unwrapped(model)):
@@ -117,7 +94,7 @@ def _certified(row: Row, module: nn.Module, request: Request) -> tuple[Shape, In
     """The norm where it is largest, and the shape of the input there."""
     try:
         with evaluation_mode([module]), plain_numerics(), torch.no_grad():
-            intervals = {shape: bounded([module], shape, request) for shape in row.shapes}
+            intervals = {shape: request.bounded([module], shape)[0] for shape in row.shapes}
     except _REFUSALS:
         return row.shapes[0], None
     worst = max(intervals, key=lambda shape: intervals[shape].upper)

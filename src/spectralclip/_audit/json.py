@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, Any
 from spectralclip._audit.layer import LayerAudit
 from spectralclip._bounds import Interval
 from spectralclip._lipschitz import NetworkBound, Step, Unbounded
+from spectralclip.report import AUDIT, COMPARISON, VERSION, require_document
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-AUDIT, COMPARISON = "spectralclip.audit", "spectralclip.comparison"
-VERSION = 1
 
 
 def document_of(format_: str, record: DataclassInstance) -> dict[str, Any]:
@@ -55,11 +53,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_document(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """A document from JSON text, from the path of a file, or as it is.
-
-    Raises:
-        ValueError: It is no JSON, or no document of ours that this version can read.
-    """
+    """A document from JSON text, from the path of a file, or as it is."""
     if isinstance(source, Mapping):
         document, origin = dict(source), "The document"
     else:
@@ -73,34 +67,16 @@ def read_document(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[st
                 f"{origin} is no JSON ({error}). Expected what Audit.to_json has written; it may "
                 "have been cut short."
             ) from error
-    _require_ours(document, origin)
+    require_document(document, origin, AUDIT, COMPARISON)
     return dict(document)
 
 
-def _require_ours(document: Any, origin: str) -> None:
-    found = document.get("format") if isinstance(document, dict) else type(document).__name__
-    if found not in (AUDIT, COMPARISON):
-        raise ValueError(
-            f"{origin} has the format {found!r}, expected {AUDIT!r} or {COMPARISON!r}: give a file "
-            "that Audit.to_json or Comparison.to_json has written."
-        )
-    if document.get("version") != VERSION:
-        raise ValueError(
-            f"{origin} has version {document.get('version')!r} of {found}, and this spectralclip "
-            f"reads version {VERSION}: audit the model again, or install the version that wrote it."
-        )
-
-
 def audit_fields(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The attributes of the audit that a document describes.
-
-    Raises:
-        ValueError: It describes something else, or an attribute is missing.
-    """
+    """The attributes of the audit that a document describes."""
     if document.get("format") != AUDIT:
         raise ValueError(
             f"Expected an audit, got {document.get('format')!r}: read a comparison with "
-            "Comparison.from_json."
+            "AuditComparison.from_json."
         )
     try:
         bound = document["lipschitz"]

@@ -39,10 +39,6 @@ def with_verdicts(model: nn.Module, skipped: Mapping[str, str]) -> dict[str, str
 
     A layer norm has no norm of its own, and nothing is missing if it has no row. Of a dense layer
     whose weight is used by a function, or of a scripted module, a row is missing.
-
-    Args:
-        model: The bare model.
-        skipped: By the name of the module.
     """
     modules = dict(bare_modules(model))
     return {

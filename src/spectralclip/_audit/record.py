@@ -1,24 +1,17 @@
-"""`Audit` and `Comparison`: what an audit found, in plain values, and the forms it can take."""
+"""What an audit found, in plain values, and the forms that it and a comparison can take."""
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from torch import Tensor
 
-from spectralclip._audit.change import Change, change_of, percent
-from spectralclip._audit.json import (
-    AUDIT,
-    COMPARISON,
-    audit_fields,
-    document_of,
-    read_document,
-    to_text,
-)
-from spectralclip._audit.layer import LayerAudit
+from spectralclip._audit.json import audit_fields, document_of, read_document, to_text
+from spectralclip._audit.layer import Change, LayerAudit, change_of, percent
 from spectralclip._audit.left_out import NETWORK, uncertified
 from spectralclip._audit.table import (
     CHANGE_COLUMNS,
@@ -33,6 +26,7 @@ from spectralclip._audit.table import (
 )
 from spectralclip._common import shown_name, shown_reason, write_text
 from spectralclip._lipschitz import NetworkBound, certified_radius
+from spectralclip.report import AUDIT, COMPARISON, VERSION, render, render_fragment
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -40,16 +34,44 @@ if TYPE_CHECKING:
 PathLike = str | os.PathLike[str]
 
 
+class _Record(ABC):
+    """The forms that an audit and a comparison can take."""
+
+    def table(self) -> Table:
+        """A table for `rich.print`, a line for each layer."""
+        return rich_table(self._sheet())
+
+    def __str__(self) -> str:
+        return plain_table(self._sheet())
+
+    @abstractmethod
+    def _sheet(self) -> Sheet: ...
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]: ...
+
+    def to_json(self, path: PathLike | None = None) -> str:
+        """JSON text (`docs/audit-schema.md`), also written to a file if given one."""
+        return _written(to_text(self.to_dict()), path)
+
+    def to_html(self, path: PathLike | None = None, *, title: str | None = None) -> str:
+        """A page that needs nothing else, also written to a file if given one."""
+        return _written(render(self.to_dict(), title=title), path)
+
+    def _repr_html_(self) -> str:
+        return render_fragment(self.to_dict())
+
+
 @final
 @dataclass(frozen=True)
-class Audit:
+class Audit(_Record):
     """What an audit found: plain values, that pickle, compare, and go through JSON unchanged.
 
     Attributes:
         model: The type of the model.
         parameters: How many numbers its parameters have.
         inputs: Shapes of the example inputs, with the batch.
-        layers: The affine layers in the order of their first use, each chain behind its last part.
+        layers: The affine layers in the order of their first use, each chain after its last part.
         skipped: What was left out by name, and why.
         lipschitz: Bounds on the Lipschitz constant of the whole network; None if not asked for, or
             if there are none to be had: then `skipped["(the network)"]` says why.
@@ -132,18 +154,11 @@ class Audit:
             raise ValueError(f"The audit of {self.model} has no bound on the network: {why}")
         return certified_radius(logits, self.lipschitz)
 
-    def compare(self, other: Audit) -> Comparison:
+    def compare(self, other: Audit) -> AuditComparison:
         """This audit as before, and another as after."""
         if not isinstance(other, Audit):
             raise TypeError(f"Expected another Audit to compare with, got {type(other).__name__}.")
-        return Comparison(self, other)
-
-    def table(self) -> Table:
-        """A table for `rich.print`, a line for each layer."""
-        return rich_table(self._sheet())
-
-    def __str__(self) -> str:
-        return plain_table(self._sheet())
+        return AuditComparison(self, other)
 
     def _sheet(self) -> Sheet:
         left_out = [
@@ -160,10 +175,6 @@ class Audit:
     def _bound_text(self) -> str:
         return bound_text(self.lipschitz, failed=NETWORK in self.skipped)
 
-    def to_json(self, path: PathLike | None = None) -> str:
-        """The audit as JSON text (`docs/audit-schema.md`), also written to a file if given one."""
-        return _written(to_text(self.to_dict()), path)
-
     def to_dict(self) -> dict[str, Any]:
         """What `to_json` writes, as a dictionary."""
         return document_of(AUDIT, self)
@@ -177,21 +188,10 @@ class Audit:
         """
         return cls(**audit_fields(read_document(source)))
 
-    def to_html(self, path: PathLike | None = None, *, title: str | None = None) -> str:
-        """The audit as a page that needs nothing else, also written to a file if given one."""
-        from spectralclip.report import render
-
-        return _written(render(self.to_dict(), title=title), path)
-
-    def _repr_html_(self) -> str:
-        from spectralclip.report import render_fragment
-
-        return render_fragment(self.to_dict())
-
 
 @final
 @dataclass(frozen=True)
-class Comparison:
+class AuditComparison(_Record):
     """Two audits side by side, such as those of a model before clipping and after.
 
     Attributes:
@@ -208,13 +208,6 @@ class Comparison:
         old = {layer.name: layer.norm for layer in self.before.layers}
         new = {layer.name: layer.norm for layer in self.after.layers}
         return tuple(change_of(name, old.get(name), new.get(name)) for name in {**old, **new})
-
-    def table(self) -> Table:
-        """A table for `rich.print`, a line for each layer."""
-        return rich_table(self._sheet())
-
-    def __str__(self) -> str:
-        return plain_table(self._sheet())
 
     def _sheet(self) -> Sheet:
         before, after = (audit._bound_text() for audit in (self.before, self.after))
@@ -233,22 +226,13 @@ class Comparison:
             f"before: {before}\nafter: {after}",
         )
 
-    def to_json(self, path: PathLike | None = None) -> str:
-        """Both audits as JSON text, also written to a file if given one."""
-        return _written(to_text(self.to_dict()), path)
-
     def to_dict(self) -> dict[str, Any]:
         """What `to_json` writes, as a dictionary."""
         before, after = self.before.to_dict(), self.after.to_dict()
-        return {
-            "format": COMPARISON,
-            "version": before["version"],
-            "before": before,
-            "after": after,
-        }
+        return {"format": COMPARISON, "version": VERSION, "before": before, "after": after}
 
     @classmethod
-    def from_json(cls, source: PathLike | Mapping[str, Any]) -> Comparison:
+    def from_json(cls, source: PathLike | Mapping[str, Any]) -> AuditComparison:
         """A comparison from what `to_json` made: the text, the path of a file, or the dictionary.
 
         Raises:
@@ -262,17 +246,6 @@ class Comparison:
             )
         before, after = (Audit.from_json(document.get(key, {})) for key in ("before", "after"))
         return cls(before, after)
-
-    def to_html(self, path: PathLike | None = None, *, title: str | None = None) -> str:
-        """Both as a page that needs nothing else, also written to a file if given one."""
-        from spectralclip.report import render
-
-        return _written(render(self.to_dict(), title=title), path)
-
-    def _repr_html_(self) -> str:
-        from spectralclip.report import render_fragment
-
-        return render_fragment(self.to_dict())
 
 
 def _written(text: str, path: PathLike | None) -> str:

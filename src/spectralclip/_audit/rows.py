@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, final
 
 from torch import nn
 
-from spectralclip._audit.examine import BATCH_NORM, Findings, Request, bounded, row_shape
-from spectralclip._audit.geometry import geometry_of, kind_of
+from spectralclip._audit.describe import Numbers, compensates, geometry_of, kind_of, remark_on
+from spectralclip._audit.examine import BATCH_NORM, Findings, Request, kernel_of, row_shape
 from spectralclip._audit.layer import LayerAudit
-from spectralclip._audit.remarks import Numbers, compensates, remark_on
 from spectralclip._audit.work import Job
 from spectralclip._bounds import Interval
 from spectralclip._common import Shape
-from spectralclip._models import ExampleInputs, FoundLayer, find_layers, gathered
+from spectralclip._models import FoundLayer, Survey, distinct_shapes, gathered
 
 Key: TypeAlias = tuple[int, ...]
 """A composition by the identities of its modules."""
@@ -31,27 +31,31 @@ class Row:
     shapes: tuple[Shape, ...]
 
     @property
+    def batch_norms(self) -> list[nn.Module]:
+        """The batch norms of a chain; none for others."""
+        return [m for m in self.layer.modules if isinstance(m, BATCH_NORM) and self.role == "chain"]
+
+    @property
     def without_batch_norm(self) -> tuple[nn.Module, ...]:
         """The rest of a chain that has batch norm in it; empty for others."""
-        modules = self.layer.modules
-        rest = tuple(module for module in modules if not isinstance(module, BATCH_NORM))
-        return rest if self.role == "chain" and len(rest) < len(modules) else ()
+        if not self.batch_norms:
+            return ()
+        return tuple(m for m in self.layer.modules if not isinstance(m, BATCH_NORM))
 
 
-def find_rows(model: nn.Module, example_inputs: ExampleInputs) -> list[Row]:
-    """Each layer, and each chain behind the last of its layers; pairs before longer chains."""
-    layers = find_layers(model, example_inputs, False)
-    pairs = find_layers(model, example_inputs, True)
-    chains = {**pairs, **find_layers(model, example_inputs, "chains")}
-    behind: dict[str, list[FoundLayer]] = {}
+def find_rows(survey: Survey) -> list[Row]:
+    """Each layer, and each chain after the last of its layers; pairs before longer chains."""
+    layers = survey.layers(False)
+    chains = {**survey.layers(True), **survey.layers("chains")}
+    after: dict[str, list[FoundLayer]] = {}
     for chain in chains.values():
         parts = [name for name in chain.name.split("+") if name in layers]
         if len(chain.modules) > 1 and parts:
-            behind.setdefault(parts[-1], []).append(chain)
+            after.setdefault(parts[-1], []).append(chain)
     rows: list[Row] = []
     for name, layer in layers.items():
         rows.append(_row(layer, "layer"))
-        rows += [_row(chain, "chain") for chain in behind.get(name, [])]
+        rows += [_row(chain, "chain") for chain in after.get(name, [])]
     return rows
 
 
@@ -65,8 +69,8 @@ def key_of(modules: Sequence[nn.Module]) -> Key:
     return tuple(map(id, modules))
 
 
-def jobs_for(rows: Sequence[Row]) -> dict[Key, Job]:
-    """One job for each composition: those of the rows, and chains without their batch norm."""
+def jobs_for(rows: Sequence[Row], survey: Survey) -> dict[Key, Job]:
+    """One job for each composition: the rows, and of chains the batch norms and the rest."""
     jobs = {
         key_of(row.layer.modules): Job(row.layer.name, row.layer.modules, row.shapes, True)
         for row in rows
@@ -76,6 +80,10 @@ def jobs_for(rows: Sequence[Row]) -> dict[Key, Job]:
         if rest and key_of(rest) not in jobs:
             name = f"{row.layer.name} without batch norm"
             jobs[key_of(rest)] = Job(name, rest, row.shapes, False)
+        for norm in row.batch_norms:
+            if key_of((norm,)) not in jobs:  # it has no parameters
+                shapes = distinct_shapes(survey.calls[norm])
+                jobs[key_of((norm,))] = Job(survey.names[norm], (norm,), shapes, False)
     return jobs
 
 
@@ -86,22 +94,14 @@ class Book:
     def __init__(self, findings: Mapping[Key, Findings], request: Request) -> None:
         self._findings = findings
         self._request = request
-        self._added: dict[tuple[Key, Shape], Interval] = {}
 
     def interval_of(self, modules: Sequence[nn.Module], in_shape: Sequence[int]) -> Interval:
-        """The norm of a composition, from the book or computed now.
-
-        Raises:
-            ValueError: It has none.
-        """
+        """The norm of a composition, from the book or computed now."""
         key, shape = key_of(modules), row_shape(modules, tuple(in_shape))
         known = self._findings.get(key)
         if known is not None and shape in known.intervals:
             return known.intervals[shape]
-        if (key, shape) not in self._added:
-            whole = [gathered(module) for module in modules]
-            self._added[key, shape] = bounded(whole, shape, self._request)
-        return self._added[key, shape]
+        return self._request.bounded([gathered(module) for module in modules], shape)[0]
 
     def layers(self, rows: Sequence[Row]) -> Iterator[tuple[str, LayerAudit | str]]:
         """For each row what is said of it, or why there is nothing to say."""
@@ -124,8 +124,8 @@ class Book:
             interval,
             norm,
             values[1] if len(values) > 1 else 0.0,
-            findings.reshaped_norm,
-            findings.batch_norm,
+            self._reshaped_norm(row),
+            self._batch_norm(row),
             self._without_batch_norm(row, shape),
             chain,
         )
@@ -152,6 +152,19 @@ class Book:
             compensates=compensates(numbers),
             remark=remark_on(numbers),
         )
+
+    def _reshaped_norm(self, row: Row) -> float | None:
+        """What torch would see of the one kernel, if there is one."""
+        kernels = [module for module in row.layer.modules if kernel_of(module) is not None]
+        found = self._findings.get(key_of(kernels)) if len(kernels) == 1 else None
+        return None if found is None else found.reshaped_norm
+
+    def _batch_norm(self, row: Row) -> float | None:
+        """The product of the norms of a chain's batch norms."""
+        found = [self._findings[key_of((norm,))] for norm in row.batch_norms]
+        if not found or any(one.error for one in found):
+            return None
+        return math.prod(max(i.upper for i in one.intervals.values()) for one in found)
 
     def _without_batch_norm(self, row: Row, shape: Shape) -> float | None:
         findings = self._findings.get(key_of(row.without_batch_norm))

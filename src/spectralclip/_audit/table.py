@@ -107,11 +107,7 @@ def bound_text(bound: NetworkBound | None, *, failed: bool = False) -> str:
 
 
 def rich_table(sheet: Sheet) -> Table:
-    """The table, for a rich console.
-
-    Raises:
-        ImportError: `rich` is not installed.
-    """
+    """The table, for a rich console."""
     try:
         for module in ("rich.table", "rich.text"):
             importlib.import_module(module)

@@ -59,11 +59,7 @@ def _told(job: Job, request: Request, steps: Steps) -> Findings:
 
 
 def check_workers(workers: Any, model: nn.Module) -> None:
-    """Raise unless the work on a model can be divided so.
-
-    Raises:
-        ValueError: It is no positive number, there are no ranks, or no rank has the whole model.
-    """
+    """Raise unless the work on a model can be divided so."""
     if workers == "ranks":
         if not (dist.is_available() and dist.is_initialized()):
             raise ValueError(

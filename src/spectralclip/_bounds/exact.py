@@ -95,10 +95,10 @@ def affordable(blocks: ListedBlocks | Torus) -> bool:
 
 
 def peak_with_margin(
-    conv: ConvMap, torus: Torus, excess: float, *, everywhere: bool = False
+    conv: ConvMap, torus: Torus, excess: float, *, everywhere: bool = False, known: float = 0.0
 ) -> tuple[float, float]:
     """A lower and an upper bound on the largest value on a torus, as `symbol_peak` finds them."""
-    found = symbol_peak(torus, excess, everywhere=everywhere)
+    found = symbol_peak(torus, excess, everywhere=everywhere, known=known)
     margin = rounding(conv.weight.dtype, torus.block_shape, math.prod(conv.weight.shape[2:]))
     return found.value * (1 - margin), found.upper * (1 + margin)
 

@@ -11,8 +11,10 @@ The same run serves where an upper end is known beforehand, to find the lower on
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import final
+from functools import cached_property
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -103,6 +105,36 @@ def smallest_excluded(run: LanczosRun, delta: float) -> float:
 
 @final
 @dataclass(frozen=True)
+class Ceiling:
+    """An upper end from elsewhere, computed when the iteration shows that it may be of use.
+
+    Attributes:
+        floor: It is not below this.
+        compute: Gives it, from a number that is not above the norm.
+    """
+
+    floor: float = math.inf
+    compute: Callable[[float], float] = lambda lower: math.inf
+
+    @cached_property
+    def value(self) -> float:
+        """The upper end itself."""
+        return self.compute(self.floor)
+
+    def is_within(self, limit: float) -> bool:
+        """Whether it is at most this."""
+        return self.floor <= limit and self.value <= limit
+
+
+class Found(NamedTuple):
+    """An interval, and an input that the layer lengthens by its lower end."""
+
+    interval: Interval
+    vector: Tensor
+
+
+@final
+@dataclass(frozen=True)
 class Search:
     """A Lanczos run that ends when the interval is narrow enough.
 
@@ -113,11 +145,11 @@ class Search:
     view: View
     rtol: float
     failure: float
-    ceiling: float = math.inf
+    ceiling: Ceiling
     deterministic: bool = False
     fourier_modes: bool = False
 
-    def run(self, generator: torch.Generator) -> Interval:
+    def run(self, generator: torch.Generator) -> Found:
         """In the layer's own precision, unless the width asked for is finer than that."""
         op = self.view.op
         side = _smaller_side(op)
@@ -126,15 +158,17 @@ class Search:
         start = side.input_tensor(row)
         fine = self.rtol < 20 * rounding_margin(op.dtype)
         found, ended = self._iterate(self.view.double if fine else op, start)
-        if ended and found.width > self.rtol and not fine and self.view.double is not op:
+        interval = found.interval
+        if ended and interval.width > self.rtol and not fine and self.view.double is not op:
             # Rounding in the small precision hides what the start may have missed. From the same
             # start, so that both bounds fail together or not at all.
             again, _ = self._iterate(self.view.double, start)
-            best = again if again.upper < found.upper else found
-            return replace(best, applications=found.applications + again.applications)
+            spent = interval.applications + again.interval.applications
+            best = again if again.interval.upper < interval.upper else found
+            return Found(replace(best.interval, applications=spent), best.vector)
         return found
 
-    def _iterate(self, op: LinearOperator, start: Tensor) -> tuple[Interval, bool]:
+    def _iterate(self, op: LinearOperator, start: Tensor) -> tuple[Found, bool]:
         """Also says whether the basis came to an end."""
         balanced, factor = op.balanced()
         side = _smaller_side(balanced)
@@ -147,34 +181,38 @@ class Search:
             checked = run.steps >= 8 and run.steps % 3 == 2
             if ended or run.steps == limit or (checked and self._enough(run, delta, factor, op)):
                 break
-        vector = side.input_tensor(run.rows(run.ritz()[1][:, :1]))
-        lower, spent = self._lower(vector), 2 * run.steps + 1
+        leading = side.input_tensor(run.rows(run.ritz()[1][:, :1]))
+        (lower, vector), spent = self._lower(leading), 2 * run.steps + 1
         # The deterministic end where it is narrow enough, else the lower of the two.
-        known = Interval(lower, self.ceiling, "embedding", 0.0, spent)
-        if self.deterministic or self.ceiling <= (1 + self.rtol) * lower:
-            return known, ended
-        upper = math.sqrt(smallest_excluded(run, delta)) / factor * (1 + rounding_margin(op.dtype))
-        if self.ceiling <= upper:
-            return known, ended
-        return Interval(lower, max(upper, lower), "probabilistic", self.failure, spent), ended
+        upper = math.inf
+        if not (self.deterministic or self.ceiling.is_within((1 + self.rtol) * lower)):
+            margin = 1 + rounding_margin(op.dtype)
+            upper = math.sqrt(smallest_excluded(run, delta)) / factor * margin
+        if self.deterministic or self.ceiling.is_within(upper):
+            interval = Interval(lower, self.ceiling.value, "embedding", 0.0, spent)
+        else:
+            interval = Interval(lower, max(upper, lower), "probabilistic", self.failure, spent)
+        return Found(interval, vector), ended
 
     def _enough(self, run: LanczosRun, delta: float, factor: float, op: LinearOperator) -> bool:
         values, vectors = run.ritz()
         theta, residual = max(float(values[0]), 0.0), run.betas[-1] * abs(float(vectors[-1, 0]))
         target = 1 + max(self.rtol - 4 * rounding_margin(op.dtype), 0.1 * self.rtol)
-        if self.ceiling <= target * math.sqrt(theta) / factor:
+        if self.ceiling.is_within(target * math.sqrt(theta) / factor):
             return True
         if self.deterministic:
             return residual <= 0.1 * self.rtol * theta
         return excludes(run, delta, target**2 * theta)
 
-    def _lower(self, vector: Tensor) -> float:
-        """A Rayleigh quotient, in float64 where that can be had."""
+    def _lower(self, vector: Tensor) -> tuple[float, Tensor]:
+        """A Rayleigh quotient, in float64 where that can be had; the vector on the input's side."""
         balanced, factor = self.view.double.balanced()
         side = _smaller_side(balanced)
         rounded = sent(vector, side.device, side.dtype)
-        length, image = on_host(rounded).norm(), on_host(side.matvec(rounded)).norm()
-        return float(image / length) / factor * (1 - rounding_margin(side.dtype))
+        image = side.matvec(rounded)
+        ratio = float(on_host(image).norm() / on_host(rounded).norm())
+        right = rounded if side is balanced else image
+        return ratio / factor * (1 - rounding_margin(side.dtype)), right
 
 
 def _smaller_side(op: LinearOperator) -> LinearOperator:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from spectralclip._bounds.exact import (
     EXACT,
@@ -34,7 +34,7 @@ from spectralclip._bounds.exact import (
     rounding,
 )
 from spectralclip._bounds.interval import Interval
-from spectralclip._bounds.lanczos import Search, rounding_margin
+from spectralclip._bounds.lanczos import Ceiling, Search, rounding_margin
 from spectralclip._bounds.views import View
 from spectralclip._linalg import largest_singular_value, norm_is_below
 from spectralclip._operators import (
@@ -43,6 +43,7 @@ from spectralclip._operators import (
     ListedBlocks,
     plain_numerics,
 )
+from spectralclip._spectrum import large_value
 
 # Of the width asked for, what a search over frequencies may leave open, and what a smaller image
 # may fall short of the whole one.
@@ -85,19 +86,38 @@ def norm_bounds(
         >>> interval.kind, interval.width <= 0.01
         ('embedding', True)
     """
+    request = BoundsRequest(rtol, failure, deterministic)
+    return norm_bounds_and_vector(layer, in_shape, request, generator)[0]
+
+
+class BoundsRequest(NamedTuple):
+    """How wide an interval may be, and how sure it has to be, as for `norm_bounds`."""
+
+    rtol: float
+    failure: float
+    deterministic: bool
+
+
+def norm_bounds_and_vector(
+    layer: Layer | LinearOperator,
+    in_shape: Sequence[int] | int | None,
+    request: BoundsRequest,
+    generator: torch.Generator | None = None,
+) -> tuple[Interval, Tensor | None]:
+    """What `norm_bounds` returns, and the leading right vector where an iteration found it."""
+    rtol, failure, deterministic = request
     check_request(rtol, failure)
     view = View(layer, in_shape)
-    request = _Request(rtol, failure, deterministic)
     generator = generator or torch.Generator("cpu").manual_seed(0)
     found = _from_blocks(view, request, generator)
     if found is not None:
-        return found
+        return found, None
     if _formable(view.op, EXACT.dense_side):
-        return _dense(view.double)
-    found = _iterated(view, request, generator)
+        return _dense(view.double), None
+    found, vector = _iterated(view, request, generator)
     if deterministic and found.width > rtol:
-        return _certified(view.double, found, rtol)
-    return found
+        found = _certified(view.double, found, rtol)
+    return found, vector
 
 
 def check_request(rtol: float, failure: float = 0.5) -> None:
@@ -114,13 +134,7 @@ def check_request(rtol: float, failure: float = 0.5) -> None:
 # --- One input size ------------------------------------------------------------------------
 
 
-class _Request(NamedTuple):
-    rtol: float
-    failure: float
-    deterministic: bool
-
-
-def _from_blocks(view: View, request: _Request, generator: torch.Generator) -> Interval | None:
+def _from_blocks(view: View, request: BoundsRequest, generator: torch.Generator) -> Interval | None:
     """The norm of the largest block, where the layer is block diagonal."""
     blocks = listed_blocks(view.op)
     if blocks is not None:
@@ -156,7 +170,9 @@ def _known_blocks(view: View) -> tuple[ListedBlocks, torch.dtype]:
     return (own, view.op.dtype) if exact is None else (exact, view.double.dtype)
 
 
-def _largest_matrix(view: View, request: _Request, generator: torch.Generator) -> Interval | None:
+def _largest_matrix(
+    view: View, request: BoundsRequest, generator: torch.Generator
+) -> Interval | None:
     """The largest norm of a few large matrices, by a Lanczos run on each.
 
     A block counts once, however often the layer uses it, and all of them share the probability.
@@ -172,9 +188,9 @@ def _largest_matrix(view: View, request: _Request, generator: torch.Generator) -
         layer = nn.Linear(1, 1, bias=False, device="meta")
         layer.weight = nn.Parameter(matrix, requires_grad=False)
         search = Search(
-            View(layer, matrix.shape[1]), rtol, failure / count, math.inf, deterministic
+            View(layer, matrix.shape[1]), rtol, failure / count, Ceiling(), deterministic
         )
-        ends = search.run(generator)
+        ends = search.run(generator).interval
         highest = (1 + rtol / 2) * ends.lower if deterministic else ends.upper
         if deterministic and not norm_is_below(matrix, highest):
             return None
@@ -186,29 +202,38 @@ def _largest_matrix(view: View, request: _Request, generator: torch.Generator) -
     return Interval(lower, upper, "probabilistic", failure, spent)
 
 
-def _iterated(view: View, request: _Request, generator: torch.Generator) -> Interval:
+def _iterated(
+    view: View, request: BoundsRequest, generator: torch.Generator
+) -> tuple[Interval, Tensor | None]:
     """Both ends by iteration, the upper one from an embedding where that is good enough."""
     rtol, failure, deterministic = request
-    ceiling, spent = _embedding(view, request), 0
+    large, spent = view.is_large(rtol / 2), 0
+    ceiling = _embedding(view, request, sure=deterministic or view.is_large(rtol))
     # On large images an embedding is nearly the norm, and singular vectors nearly Fourier modes.
-    if ceiling < math.inf and view.is_large(rtol / 2):
+    if large and ceiling.value < math.inf:
         near = view.cropped(SHARE * rtol) or view
         search = Search(near, rtol, failure, ceiling, deterministic=True, fourier_modes=True)
-        found = search.run(generator)
+        found, vector = search.run(generator)
         spent = found.applications
         if found.width <= rtol:
-            return found
-    found = Search(view, rtol, failure, ceiling, deterministic).run(generator)
-    return replace(found, applications=found.applications + spent)
+            return found, vector if near is view else None
+    found, vector = Search(view, rtol, failure, ceiling, deterministic).run(generator)
+    return replace(found, applications=found.applications + spent), vector
 
 
-def _embedding(view: View, request: _Request) -> float:
-    """Upper bound on a zero-padded convolution's norm; infinity for others, or if too costly."""
+def _embedding(view: View, request: BoundsRequest, *, sure: bool) -> Ceiling:
+    """Upper bound on a zero-padded convolution's norm; infinity for others, or if too costly.
+
+    Unless it is `sure` to be needed, one large symbol is computed first: on small images it often
+    shows that no bound of this kind is good enough.
+    """
     conv = view.convolution
     torus = None if conv is None else embedding_torus(conv)
     if conv is None or torus is None or not (request.deterministic or affordable(torus)):
-        return math.inf
-    return peak_with_margin(conv, torus, SHARE * request.rtol)[1]
+        return Ceiling()
+    floor = 0.0 if sure else (1 - 1e-9) * large_value(torus)
+    excess = SHARE * request.rtol
+    return Ceiling(floor, lambda known: peak_with_margin(conv, torus, excess, known=known)[1])
 
 
 def _formable(op: LinearOperator, side: int) -> bool:

@@ -39,6 +39,8 @@ def largest_eigenvalue(grams: Tensor, known: float) -> float:
     side = grams.shape[-1]
     if side == 1:
         return max(known, float(grams.real.max()))
+    if known > 0:
+        grams = grams[~below(grams, known * (1 + 1e-9))]
     seeded = torch.Generator("cpu").manual_seed(0)
     start = torch.randn(side, 1, generator=seeded, dtype=torch.float64, device="cpu")
     vectors = grams @ start.to(grams)

@@ -23,6 +23,7 @@ from spectralclip._lipschitz.result import NetworkBound, Step, Unbounded
 from spectralclip._models import (
     ExampleInputs,
     Inputs,
+    Survey,
     call_arguments,
     tensors_in,
     unwrapped,
@@ -94,17 +95,34 @@ def lipschitz_bounds(
         ['Linear', 'relu', 'Linear']
     """
     check_request(rtol, failure)
-    whole = call_arguments(model, with_kwargs(example_inputs, example_kwargs))
+    example_inputs = with_kwargs(example_inputs, example_kwargs)
+    otherwise = standard_intervals(rtol, failure, deterministic, seed)
+    tol = rtol if local else None
+    return network_bound(model, example_inputs, interval_of or otherwise, otherwise, tol, seed)
+
+
+@plain_numerics()
+def network_bound(
+    model: nn.Module,
+    example_inputs: ExampleInputs,
+    interval_of: IntervalOf,
+    otherwise: IntervalOf,
+    tol: float | None,
+    seed: int,
+    survey: Survey | None = None,
+) -> NetworkBound:
+    """What `lipschitz_bounds` returns, from a survey of the model if there is one."""
+    whole = call_arguments(model, example_inputs)
     model = unwrapped(model)
     _require_weights(model)
     together, changed = first_run(model, whole)
     if changed:
         return _nowhere("", type(model).__name__, f"{_CHANGES}: {', '.join(changed)}")
     examples, parts = examples_of(model, whole, together)
-    otherwise = standard_intervals(rtol, failure, deterministic, seed)
-    interval_of = _remembered(interval_of or otherwise)
-    bound = _from_above(model, examples, parts, interval_of, otherwise)
-    norms, why = local_norms(model, examples if local else [], rtol, seed)
+    survey = survey or Survey.of(model, Inputs(tuple(examples[0][0]), examples[0][1]))
+    as_one = taken_as_one(survey)
+    bound = _from_above(model, examples, parts, as_one, _remembered(interval_of), otherwise)
+    norms, why = ([], "") if tol is None else local_norms(model, examples, tol, seed)
     remarks = (Step("", "Jacobian", 1.0, bound.upper, why),) if why else ()
     bound = replace(bound, lower=max(norms, default=0.0), local_norms=tuple(norms))
     return _not_refuted(replace(bound, steps=bound.steps + remarks), model, whole)
@@ -132,6 +150,7 @@ def _from_above(
     model: nn.Module,
     examples: Sequence[Call],
     parts: Sequence[Call],
+    as_one: Mapping[nn.Module, str],
     interval_of: IntervalOf,
     otherwise: IntervalOf,
 ) -> NetworkBound:
@@ -141,12 +160,10 @@ def _from_above(
     """
     flows: list[Flow] = []
     try:
-        args, kwargs = examples[0]
-        whole = taken_as_one(model, Inputs(tuple(args), kwargs))
         for example in examples:
-            _add(flows, follow(model, *example, whole))
+            _add(flows, follow(model, *example, as_one))
         for part in parts if any(flow.decides for flow in flows) else ():
-            _add(flows, follow(model, *part, whole))
+            _add(flows, follow(model, *part, as_one))
     except NotFollowedError as error:
         for example in examples:  # if it was not that, the same error will come again
             outputs(model, example)

@@ -30,13 +30,7 @@ class NoBoundError(ValueError):
 
 @final
 class Norms:
-    """Upper ends of norms, each computed once.
-
-    Args:
-        flow: The flow whose parts are meant.
-        interval_of: For the model's own modules.
-        otherwise: For anything else, as `interval_of`.
-    """
+    """Upper ends of norms, each computed once."""
 
     def __init__(self, flow: Flow, interval_of: IntervalOf, otherwise: IntervalOf) -> None:
         self._flow = flow

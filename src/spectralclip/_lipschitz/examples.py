@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from spectralclip._linalg import wide
-from spectralclip._lipschitz.hidden import hides_tensors
-from spectralclip._lipschitz.state import as_in_evaluation, weights_kept
-from spectralclip._models import left_as_it_was, tensors_in
+from spectralclip._lipschitz.recording import hides_tensors, written_by
+from spectralclip._models import OperationsMode, in_evaluation, is_sharded_tensor, tensors_in
 
 Call: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
 """What a model is called with."""
@@ -37,11 +37,6 @@ def examples_of(
 
     What looks like influence may be a decision that the model takes for the batch. So the single
     examples come second in that case, as far as the model takes them.
-
-    Args:
-        model: A bare model.
-        whole: What it is called with.
-        together: What it returned for that.
     """
     sizes = {tensor.shape[:1] for tensor in tensors_in(whole)}
     if len(sizes) != 1 or not (size := sizes.pop()) or size[0] < 2 or hides_tensors(whole):
@@ -105,7 +100,7 @@ def outputs(model: nn.Module, call: Call) -> list[Tensor]:
     """The tensors that a model returns, as in evaluation; it is left as it was."""
     given = (list(call[0]), dict(call[1]))
     args, kwargs = tree_map_only(Tensor, lambda x: x.detach().clone(), given)
-    with torch.no_grad(), as_in_evaluation(model), left_as_it_was(model):
+    with torch.no_grad(), in_evaluation(model):
         return list(tensors_in(model(*args, **kwargs)))
 
 
@@ -113,3 +108,54 @@ def _close(first: Tensor, second: Tensor) -> bool:
     """Whether two outputs are the same, as far as the order of sums allows."""
     size = float(second.abs().max()) if second.numel() else 0.0
     return bool(torch.allclose(wide(first), wide(second), rtol=0, atol=1e-3 * size + 1e-30))
+
+
+# --- Weights that a model changes itself ---
+
+
+@final
+class _Guard(OperationsMode):
+    """Keeps a copy of parameters before they are written into."""
+
+    def __init__(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
+        super().__init__()
+        self._by_memory = {_memory(tensor): (name, tensor) for name, tensor in parameters}
+        self.copies: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Copy what is about to be written into, and go on."""
+        for tensor in written_by(func, args, kwargs or {}):
+            name, whole = self._by_memory.get(_memory(tensor), ("", tensor))
+            if name and name not in self.copies:
+                self.copies[name] = whole, whole.detach().clone()
+        return func(*args, **(kwargs or {}))
+
+
+def _memory(tensor: Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):  # it has none, as sparse ones
+        return 0
+
+
+@contextmanager
+def weights_kept(model: nn.Module) -> Iterator[list[str]]:
+    """Put back the parameters that the block changes; their names are in the list afterwards."""
+    parameters = [(name, p) for name, p in model.named_parameters() if not is_sharded_tensor(p)]
+    places = [(name, p, p.detach()) for name, p in parameters]
+    changed: list[str] = []
+    guard = _Guard((name, place) for name, _, place in places)
+    try:
+        with guard:
+            yield changed
+    finally:
+        with torch.no_grad():
+            for whole, copy in guard.copies.values():
+                whole.copy_(copy)
+            for name, parameter, place in places:
+                if _memory(parameter) != _memory(place):
+                    parameter.data = place
+                    changed.append(name)
+        changed.extend(guard.copies)

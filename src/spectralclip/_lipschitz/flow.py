@@ -34,37 +34,25 @@ class Ref:
 @final
 @dataclass(eq=False)
 class Node:
-    """A tensor that depends on the input, and the operation that made it.
+    """A tensor that depends on the input, and the operation that made it."""
 
-    Attributes:
-        index: Its place in the order.
-        operation: The operation's name, without the underscore of one that works in place.
-        where: The name of the module at work, "" for the model itself.
-        args: Positional arguments; a `Ref` stands for a tensor that depends on the input.
-        kwargs: Keyword arguments.
-        shape: Of the tensor.
-        dtype: Of the tensor.
-        device: Of the tensor.
-        function: What makes it from its arguments; None where it cannot be replayed.
-        item: Its place among the tensors that the operation made, where those were several.
-        module: The module, where a call of a known module counts as one operation.
-        random: Whether a constant among the arguments was drawn at random.
-        reason: Why nothing is known of it, where the recorder has given up.
-    """
-
-    index: int
-    operation: str
-    where: str
+    index: int  # its place in the order
+    operation: str  # the operation's name, without the underscore of one that works in place
+    where: str  # the name of the module at work, "" for the model itself
+    # Positional arguments; a `Ref` stands for a tensor that depends on the input
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     shape: Shape
     dtype: torch.dtype
     device: torch.device
+    # What makes it from its arguments; None where it cannot be replayed
     function: Callable[..., Any] | None = None
+    # Its place among the tensors that the operation made, where those were several
     item: int | None = None
+    # The module, where a call of a known module counts as one operation
     module: nn.Module | None = None
-    random: bool = False
-    reason: str = ""
+    random: bool = False  # whether a constant among the arguments was drawn at random
+    reason: str = ""  # why nothing is known of it, where the recorder has given up
     inputs: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -89,21 +77,16 @@ class Node:
 @final
 @dataclass(frozen=True)
 class Flow:
-    """All that a forward pass did to its input.
+    """All that a forward pass did to its input."""
 
-    Attributes:
-        nodes: In the order of their making; the first holds all inputs, the last all outputs.
-        names: The name of each module.
-        remarks: Places where a number was read out of a tensor, and why that matters.
-        escapes: Places where numbers left torch, so that they cannot be followed.
-        embedded: Names of operations that turned integer inputs into numbers.
-    """
-
+    # In the order of their making; the first holds all inputs, the last all outputs
     nodes: Sequence[Node]
     names: dict[nn.Module, str]
+    # Places where a number was read out of a tensor, and why that matters
     remarks: list[tuple[str, str]]
+    # Places where numbers left torch, so that they cannot be followed
     escapes: list[tuple[str, str, str]]
-    embedded: list[str]
+    embedded: list[str]  # names of operations that turned integer inputs into numbers
 
     @property
     def decides(self) -> bool:
@@ -155,11 +138,6 @@ class Replay(nn.Module):
 
     Constants are its buffers, and modules its submodules, so that it can be evaluated in any
     precision like other layers. It acts on batches of values, row by row.
-
-    Args:
-        base: The node whose value is the input.
-        nodes: The nodes to make from it, in order; the last one is the output.
-        single: Values have a leading axis of one entry, which the rows come without.
     """
 
     def __init__(self, base: Node, nodes: Sequence[Node], single: bool = False) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -13,19 +12,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from spectralclip._lipschitz.flow import Flow
-from spectralclip._lipschitz.hidden import hides_tensors
-from spectralclip._lipschitz.ledger import HIDDEN, TOKEN, Ledger
-from spectralclip._lipschitz.reasons import ATTENTION, RECURRENT
 from spectralclip._lipschitz.recorder import Calls, Functions, Operations
-from spectralclip._lipschitz.state import as_in_evaluation
+from spectralclip._lipschitz.recording import HIDDEN, TOKEN, Recording, hides_tensors
+from spectralclip._lipschitz.rules import ATTENTION, RECURRENT
 from spectralclip._models import (
     BATCH_NORM,
-    ExampleInputs,
     Inputs,
+    Survey,
     bare_modules,
     connectors,
-    find_layers,
-    left_as_it_was,
+    in_evaluation,
     tensors_in,
 )
 from spectralclip._operators import is_plain, plain_numerics
@@ -59,53 +55,39 @@ def follow(
     kwargs: Mapping[str, Any],
     whole: Mapping[nn.Module, str] | None = None,
 ) -> Flow:
-    """Run a model, as in evaluation, and follow what becomes of its input.
-
-    Args:
-        model: A bare model; it is left as it was.
-        args: Positional arguments; or none, and
-        kwargs: Keyword arguments.
-        whole: What `taken_as_one` has found, if it is known.
-
-    Raises:
-        NotFollowedError: The model raised an error, its own or one about being followed.
-    """
+    """Run a model, as in evaluation, and follow what becomes of its input."""
     args, kwargs = tree_map_only(Tensor, lambda x: x.detach().clone(), (list(args), dict(kwargs)))
-    whole = taken_as_one(model, Inputs(tuple(args), kwargs)) if whole is None else whole
+    if whole is None:
+        whole = taken_as_one(Survey.of(model, Inputs(tuple(args), kwargs)))
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        stack.enter_context(as_in_evaluation(model))
-        stack.enter_context(left_as_it_was(model))
-        if "torch._dynamo" in sys.modules:  # else nothing has been compiled
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(in_evaluation(model))
         names = {module: name for name, module in bare_modules(model)}
-        ledger = Ledger(names, [*model.parameters(), *model.buffers()])
-        stack.callback(ledger.put_back)
+        recording = Recording(names, [*model.parameters(), *model.buffers()])
+        stack.callback(recording.put_back)
         if hides_tensors((args, kwargs)):
-            ledger.flow.escapes.append(("", "input", HIDDEN))
+            recording.flow.escapes.append(("", "input", HIDDEN))
         for tensor in tensors_in((args, kwargs)):
             if tensor.is_floating_point():
-                ledger.source(tensor)
+                recording.source(tensor)
             elif tensor.is_complex():
-                ledger.flow.escapes.append(("", "input", "complex numbers are not followed"))
+                recording.flow.escapes.append(("", "input", "complex numbers are not followed"))
             else:
-                ledger.tag([tensor], frozenset({TOKEN}))
-        stack.enter_context(Calls(ledger, whole).hooked())
+                recording.tag([tensor], frozenset({TOKEN}))
+        stack.enter_context(Calls(recording, whole).hooked())
         try:
-            with Operations(ledger), Functions(ledger, _WHOLE_FUNCTIONS):
+            with Operations(recording), Functions(recording, _WHOLE_FUNCTIONS):
                 output = model(*args, **kwargs)
-            return ledger.close(output)
+            return recording.close(output)
         except Exception as error:
             raise NotFollowedError(str(error)) from error
 
 
-def taken_as_one(model: nn.Module, example_inputs: ExampleInputs) -> dict[nn.Module, str]:
+def taken_as_one(survey: Survey) -> dict[nn.Module, str]:
     """The modules whose calls count as one operation: affine ones, and those out of reach."""
-    frozen = not all(hasattr(part, "training") for part in model.modules())
-    found = {} if frozen else find_layers(model, example_inputs, compose=False)
-    whole = {part: "" for layer in found.values() for part in layer.modules}
-    whole.update((part, "") for _, part in connectors(model))
-    for _, module in bare_modules(model):
+    whole = {part: "" for layer in survey.layers(False).values() for part in layer.modules}
+    whole.update((part, "") for _, part in connectors(survey.model))
+    for _, module in bare_modules(survey.model):
         if is_plain(module, BATCH_NORM) and getattr(module, "running_mean", None) is not None:
             whole[module] = ""
         for kind, reason in _OPAQUE.items():

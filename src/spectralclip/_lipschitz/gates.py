@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -22,11 +22,17 @@ from torch import Tensor
 
 from spectralclip._lipschitz.flow import Flow, Node, Ref
 
-_DEGREE = 3
-# Cells into which the line is cut: 2^19 leave 1e-4 of the slope of GELU in the dark, in 0.1 s.
-_CELLS = 2**19
-# Where |p| is this large, `s` is flat to far below rounding.
-_FLAT = 60.0
+
+@dataclass(frozen=True)
+class _Settings:
+    """How finely the slope of a gated activation is looked at."""
+
+    degree: int = 3  # of the polynomials in gates: GELU by tanh has this one
+    cells: int = 2**19  # of the line: they leave 1e-4 of the slope of GELU open, in 0.1 s
+    flat: float = 60.0  # where |p| is this large, `s` is flat to far below rounding
+
+
+_SETTINGS = _Settings()
 
 Polynomial: TypeAlias = tuple[float, ...]
 """Coefficients, of the constant first."""
@@ -143,7 +149,7 @@ def _times(first: Expression, second: Expression) -> Expression | None:
         for j, b in enumerate(second):
             product[i + j] += a * b
     trimmed = _trimmed(tuple(product))
-    return trimmed if len(trimmed) <= _DEGREE + 1 else None
+    return trimmed if len(trimmed) <= _SETTINGS.degree + 1 else None
 
 
 def _plus(first: Expression, second: Expression) -> Expression | None:
@@ -238,8 +244,8 @@ def _steepest(
     end = _flat_from(inner)
     if end is None or not all(map(math.isfinite, (factor, shift, scale, *inner))):
         return None
-    x = torch.linspace(-end, end, _CELLS + 1, dtype=torch.float64, device="cpu")
-    width, size = 2 * end / _CELLS, x.abs() + 2 * end / _CELLS
+    x = torch.linspace(-end, end, _SETTINGS.cells + 1, dtype=torch.float64, device="cpu")
+    width, size = 2 * end / _SETTINGS.cells, x.abs() + 2 * end / _SETTINGS.cells
     p, first = _value(inner, x), _value(_derived(inner), x)
     reach = _value(tuple(map(abs, _derived(inner))), size)
     bend = _value(tuple(map(abs, _derived(_derived(inner)))), size)
@@ -257,7 +263,7 @@ def _flat_from(inner: Polynomial) -> float | None:
     if degree < 1:
         return None
     end = 1e-6
-    while abs(inner[-1]) * end**degree < _FLAT + sum(
+    while abs(inner[-1]) * end**degree < _SETTINGS.flat + sum(
         abs(c) * end**k for k, c in enumerate(inner[:-1])
     ):
         end *= 1.1

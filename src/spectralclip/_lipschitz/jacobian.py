@@ -7,10 +7,10 @@ constant.
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal, final
 
 import torch
@@ -22,11 +22,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from spectralclip._bounds import rounding_margin
 from spectralclip._common import Shape, explained
 from spectralclip._linalg import pulled_back, wide
-from spectralclip._lipschitz.state import as_in_evaluation
 from spectralclip._models import (
     ExampleInputs,
     call_arguments,
-    left_as_it_was,
+    in_evaluation,
     tensors_in,
     unwrapped,
 )
@@ -41,13 +40,22 @@ from spectralclip._operators import (
 )
 from spectralclip._spectrum import Exact, Lanczos, Solver, leading_spectrum
 
-# A Ritz value is a lower bound however few the applications.
-_MOST_APPLICATIONS = 80
-_NOISE = 0.05  # of inner products, in the lowest precision
-_DENSE_SIDE = 64  # of the Jacobian, up to which it is formed
-# Relative to the size of the input: enough to leave the kinks of piecewise linear functions,
-# where what automatic differentiation gives need not be the derivative of anything.
-_NUDGE = 1e-4
+
+@dataclass(frozen=True)
+class _Settings:
+    """What the local norms cost, and where they are taken."""
+
+    # A Ritz value is a lower bound however few the products. For one percent, the Jacobians of
+    # ResNet-18 and of three convolutions take about 30.
+    max_matvecs: int = 80
+    dense_side: int = 64  # of the Jacobian, up to which it is formed by as many products
+    noise: float = 0.05  # of inner products, in the lowest precision
+    # Relative to the size of the input: enough to leave the kinks of piecewise linear functions,
+    # where what automatic differentiation gives need not be the derivative of anything.
+    nudge: float = 1e-4
+
+
+_SETTINGS = _Settings()
 
 
 @plain_numerics()
@@ -94,15 +102,7 @@ def linearized(
     single: bool = False,
     nudge: int | None = None,
 ) -> LinearOperator:
-    """The operator at some arguments, as they are or a little beside, by a seed.
-
-    Args:
-        model: A bare model.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-        single: Leave out the leading axis of the input and of the output.
-        nudge: Seed of a small random move of the input.
-    """
+    """The operator at some arguments, as they are or a little beside, by a seed."""
     point = _Point(model, args, kwargs, nudge)
     map_ = _JacobianMap(point, *point.shapes(single))
     dtype = torch.float32 if point.dtype in HALF_PRECISION else point.dtype
@@ -141,8 +141,8 @@ def local_norms(
 
 def _norm(op: LinearOperator, tol: float, seed: int) -> float:
     """The norm of an operator, from below."""
-    solver: Solver = Lanczos(max_applications=_MOST_APPLICATIONS)
-    if min(op.shape) <= _DENSE_SIDE:
+    solver: Solver = Lanczos(max_applications=_SETTINGS.max_matvecs)
+    if min(op.shape) <= _SETTINGS.dense_side:
         solver = Exact()
     generator = torch.Generator("cpu").manual_seed(seed)
     spectrum = leading_spectrum(op, 1, tol=tol, solver=solver, generator=generator)
@@ -247,7 +247,7 @@ class _Point:
         (image,) = pulled_back(back, [u], x)
         pulled = self.adjoint(y)
         size = image.norm() * y.norm() + pulled.norm() * x.norm()
-        if bool((torch.dot(image, y) - torch.dot(pulled, x)).abs() > _NOISE * size):
+        if bool((torch.dot(image, y) - torch.dot(pulled, x)).abs() > _SETTINGS.noise * size):
             raise RuntimeError("an operation of the model cannot be differentiated twice")
 
     def adjoint(self, row: Tensor) -> Tensor:
@@ -285,12 +285,9 @@ class _Point:
     def _running(self) -> Iterator[None]:
         """As in evaluation, drawing the same random numbers each time, and leaving no trace."""
         with ExitStack() as stack:
-            stack.enter_context(as_in_evaluation(self._model))
-            stack.enter_context(left_as_it_was(self._model))
+            stack.enter_context(in_evaluation(self._model))
             # The only kind of attention that can be differentiated twice.
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            if "torch._dynamo" in sys.modules:  # else nothing has been compiled
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
             torch.manual_seed(0)  # what is drawn here is put back by `left_as_it_was`
             yield
 
@@ -313,7 +310,7 @@ class _JacobianMap(LinearMap):
 def _nudged(x: Tensor, generator: torch.Generator) -> Tensor:
     size = float(wide(x).square().mean().sqrt()) if x.numel() else 0.0
     noise = torch.randn(x.shape, generator=generator, device="cpu").to(x)
-    return x + _NUDGE * (size or 1.0) * noise
+    return x + _SETTINGS.nudge * (size or 1.0) * noise
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

@@ -1,6 +1,6 @@
 """The table of all operations that the bound accepts: their arguments, and their rules.
 
-The names are those of torch's own operations, into which every function falls apart; a few are
+The names are those of torch's own operations, into which every function decomposes; a few are
 functions that are taken as one. What is not in the table, or is called with an argument that its
 entry does not name, has no bound. The tests draw calls for every entry, and compare its rule with
 dense Jacobians.
@@ -14,26 +14,10 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from spectralclip._lipschitz import activations as slopes
-from spectralclip._lipschitz import writes as writes
+from spectralclip._lipschitz import factors
 from spectralclip._lipschitz.chain_norms import NoBoundError, Norms
 from spectralclip._lipschitz.flow import Flow, Node, Ref, leaves, signature
-from spectralclip._lipschitz.normalizations import (
-    batch_norm,
-    deviation_factor,
-    norm_factor,
-    normalize_factor,
-    statistics_factor,
-    training_batch_norm,
-)
-from spectralclip._lipschitz.orders import (
-    log_softmax_factor,
-    ordered_factor,
-    running_factor,
-    softmax_factor,
-)
-from spectralclip._lipschitz.pooling import adaptive_max_pool_factor, max_pool_factor
-from spectralclip._lipschitz.reasons import (
+from spectralclip._lipschitz.rules import (
     BITS,
     COMPLEX,
     NOT_A_NUMBER,
@@ -42,8 +26,6 @@ from spectralclip._lipschitz.reasons import (
     SEVERAL,
     SWITCHES,
     UNKNOWN,
-)
-from spectralclip._lipschitz.rules import (
     Rule,
     RuleOf,
     added,
@@ -71,22 +53,16 @@ EVERY = None
 @final
 @dataclass(frozen=True)
 class Operation:
-    """An operation that the bound accepts.
+    """An operation that the bound accepts."""
 
-    Attributes:
-        rule: Makes the rule for a call.
-        data: Arguments that may depend on the input.
-        settings: Other arguments that the rule accounts for, or that do not matter to it. All
-            that is named in neither has to have its default.
-        outputs: Of several results, those that the rule is for; None for all of them.
-        drawn: Whether factors drawn at random may be among its constants.
-    """
-
-    rule: RuleOf
-    data: tuple[str, ...]
+    rule: RuleOf  # makes the rule for a call
+    data: tuple[str, ...]  # arguments that may depend on the input
+    # Other arguments that the rule accounts for, or that do not matter to it. All that is named in
+    # neither has to have its default.
     settings: tuple[str, ...]
+    # Of several results, those that the rule is for; None for all of them
     outputs: tuple[int, ...] | None
-    drawn: bool
+    drawn: bool  # whether factors drawn at random may be among its constants
 
 
 def _op(
@@ -171,9 +147,9 @@ TABLE: dict[str, Operation] = {
     **_each("diagonal_scatter", measured, "offset dim1 dim2", data="self src"),
     **_each("scatter_add", measured, "dim index", data="self src"),
     **_each("masked_scatter", measured, "mask", data="self source"),
-    **_each("index_put", writes.index_put, "indices accumulate", data="self values"),
-    **_each("index_copy", writes.index_copy, "dim index", data="self source"),
-    **_each("scatter", writes.scatter, "dim index value", data="self src"),
+    **_each("index_put", factors.index_put, "indices accumulate", data="self values"),
+    **_each("index_copy", factors.index_copy, "dim index", data="self source"),
+    **_each("scatter", factors.scatter, "dim index value", data="self src"),
     **_each("avg_pool2d avg_pool3d", measured, _MEAN),
     **_each("_adaptive_avg_pool2d _adaptive_avg_pool3d", measured, "output_size"),
     **_each(
@@ -233,75 +209,75 @@ TABLE: dict[str, Operation] = {
     **_each("hardtanh", pointwise(1.0), "min_val max_val"),
     **_each("softshrink", pointwise(1.0), "lambd"),
     **_each("nan_to_num", pointwise(1.0), "nan posinf neginf"),
-    **_each("leaky_relu", pointwise(slopes.leaky_relu), "negative_slope"),
-    **_each("elu", pointwise(slopes.elu), "alpha scale input_scale"),
-    **_each("celu", pointwise(slopes.celu), "alpha"),
-    **_each("gelu", pointwise(slopes.gelu), "approximate"),
-    **_each("silu", pointwise(slopes.SILU)),
-    **_each("mish", pointwise(slopes.MISH)),
-    **_each("softplus", pointwise(slopes.softplus), "beta threshold"),
+    **_each("leaky_relu", pointwise(factors.leaky_relu), "negative_slope"),
+    **_each("elu", pointwise(factors.elu), "alpha scale input_scale"),
+    **_each("celu", pointwise(factors.celu), "alpha"),
+    **_each("gelu", pointwise(factors.gelu), "approximate"),
+    **_each("silu", pointwise(factors.SILU)),
+    **_each("mish", pointwise(factors.MISH)),
+    **_each("softplus", pointwise(factors.softplus), "beta threshold"),
     **_each("sigmoid", pointwise(0.25)),
     **_each("hardswish", pointwise(1.5)),
     **_each("hardsigmoid", pointwise(1 / 6)),
     **_each("erf erfc", pointwise(2 / math.sqrt(math.pi))),
-    **_each("_prelu_kernel", pointwise(slopes.prelu), "weight"),
+    **_each("_prelu_kernel", pointwise(factors.prelu), "weight"),
     **_each(
         "rrelu_with_noise",
-        pointwise(slopes.rrelu),
+        pointwise(factors.rrelu),
         "noise lower upper training generator",
         drawn=True,
     ),
-    **_each("threshold", pointwise(slopes.threshold), "threshold value"),
-    **_each("pow", pointwise(slopes.power), "exponent"),
-    **_each("native_dropout", pointwise(slopes.dropout), "p train", data="input", drawn=True),
+    **_each("threshold", pointwise(factors.threshold), "threshold value"),
+    **_each("pow", pointwise(factors.power), "exponent"),
+    **_each("native_dropout", pointwise(factors.dropout), "p train", data="input", drawn=True),
     # Along axes.
-    **_each("max min median nanmedian", by_factor(ordered_factor), "dim keepdim"),
-    **_each("amax amin logsumexp", by_factor(ordered_factor), "dim keepdim"),
-    **_each("aminmax", by_factor(ordered_factor), "dim keepdim", outputs=(0, 1)),
-    **_each("sort", by_factor(ordered_factor), "dim descending stable"),
-    **_each("topk", by_factor(ordered_factor), "k dim largest sorted"),
-    **_each("kthvalue", by_factor(ordered_factor), "k dim keepdim"),
-    **_each("cummax cummin logcumsumexp", by_factor(running_factor), "dim"),
-    **_each("_softmax", by_factor(softmax_factor), "dim half_to_float"),
-    **_each("_safe_softmax", by_factor(softmax_factor), "dim dtype"),
-    **_each("_log_softmax", by_factor(log_softmax_factor), "dim half_to_float"),
-    **_each("linalg_vector_norm", by_factor(norm_factor), "ord dim keepdim dtype"),
-    **_each("std", by_factor(deviation_factor), "dim correction keepdim"),
-    **_each("normalize", by_factor(normalize_factor), "p dim eps", data="input"),
+    **_each("max min median nanmedian", by_factor(factors.ordered_factor), "dim keepdim"),
+    **_each("amax amin logsumexp", by_factor(factors.ordered_factor), "dim keepdim"),
+    **_each("aminmax", by_factor(factors.ordered_factor), "dim keepdim", outputs=(0, 1)),
+    **_each("sort", by_factor(factors.ordered_factor), "dim descending stable"),
+    **_each("topk", by_factor(factors.ordered_factor), "k dim largest sorted"),
+    **_each("kthvalue", by_factor(factors.ordered_factor), "k dim keepdim"),
+    **_each("cummax cummin logcumsumexp", by_factor(factors.running_factor), "dim"),
+    **_each("_softmax", by_factor(factors.softmax_factor), "dim half_to_float"),
+    **_each("_safe_softmax", by_factor(factors.softmax_factor), "dim dtype"),
+    **_each("_log_softmax", by_factor(factors.log_softmax_factor), "dim half_to_float"),
+    **_each("linalg_vector_norm", by_factor(factors.norm_factor), "ord dim keepdim dtype"),
+    **_each("std", by_factor(factors.deviation_factor), "dim correction keepdim"),
+    **_each("normalize", by_factor(factors.normalize_factor), "p dim eps", data="input"),
     **_each(
         "max_pool2d_with_indices max_pool3d_with_indices",
-        by_factor(max_pool_factor),
+        by_factor(factors.max_pool_factor),
         _WINDOW,
     ),
     **_each(
         "adaptive_max_pool2d adaptive_max_pool3d",
-        by_factor(adaptive_max_pool_factor),
+        by_factor(factors.adaptive_max_pool_factor),
         "output_size",
     ),
     # Normalizations.
     **_each(
         "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training "
         "_batch_norm_no_update",
-        batch_norm,
+        factors.batch_norm,
         _STATISTICS,
         data="input",
     ),
-    **_each("_batch_norm_with_update", training_batch_norm, _STATISTICS, data="input"),
+    **_each("_batch_norm_with_update", factors.training_batch_norm, _STATISTICS, data="input"),
     **_each(
         "cudnn_batch_norm miopen_batch_norm",
-        batch_norm,
+        factors.batch_norm,
         f"{_STATISTICS} exponential_average_factor epsilon",
         data="input",
     ),
     **_each(
         "native_layer_norm _fused_rms_norm rms_norm",
-        by_factor(statistics_factor),
+        by_factor(factors.statistics_factor),
         "normalized_shape weight bias eps",
         data="input",
     ),
     **_each(
         "native_group_norm",
-        by_factor(statistics_factor),
+        by_factor(factors.statistics_factor),
         "weight bias N C HxW group eps",
         data="input",
     ),

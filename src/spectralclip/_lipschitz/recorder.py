@@ -8,18 +8,20 @@ few functions that are more than the sum of their operations, and sees numbers l
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from spectralclip._lipschitz.flow import Ref, leaves
-from spectralclip._lipschitz.ledger import RANDOM, TOKEN, UNSEEN, Ledger
-from spectralclip._lipschitz.memory import (
+from spectralclip._lipschitz.recording import (
+    RANDOM,
+    TOKEN,
+    UNSEEN,
+    Recording,
     among,
     entries_apart,
     out_of_place,
@@ -27,9 +29,11 @@ from spectralclip._lipschitz.memory import (
     same_place,
     written_by,
 )
-from spectralclip._lipschitz.state import State
-from spectralclip._models import tensors_in
+from spectralclip._models import OperationsMode, around_calls, is_sharded_tensor, tensors_in
 
+_SHARDED = object()  # weights that are exchanged for whole ones at work, and stay the same numbers
+# Tables that are compared on their own.
+_TABLES = ("_parameters", "_buffers", "_modules")
 # Their results do not depend on the numbers of their first argument.
 _SHAPE_ALONE = {
     *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"),
@@ -53,39 +57,32 @@ _DECIDES = ("equal", "allclose", "is_nonzero", "nonzero")  # by a bool, or by a 
 
 
 @final
-class Operations(TorchDispatchMode):
+class Operations(OperationsMode):
     """Notes each operation that reads something that depends on the input."""
 
-    supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Torch would load its compiler, which takes seconds, to keep it off the method below."""
-        return False
-
-    def __init__(self, ledger: Ledger) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._ledger = ledger
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self._recording = recording
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Note the operation, and go on."""
-        kwargs, ledger = kwargs or {}, self._ledger
+        kwargs, recording = kwargs or {}, self._recording
         written = written_by(func, args, kwargs)
         for tensor in written:
-            ledger.before_writing(tensor)
-        if ledger.inside:
+            recording.before_writing(tensor)
+        if recording.inside:
             output = func(*args, **kwargs)
             for tensor in written:
-                if ledger.memories.known(tensor) or ledger.lasts(tensor):
-                    ledger.memories.write(tensor, ledger.unseen(tensor))
+                if recording.memories.known(tensor) or recording.lasts(tensor):
+                    recording.memories.write(tensor, recording.unseen(tensor))
             return output
         name = _name(func)
         if name == "copy_" and same_place(*args[:2]):  # as the last act of `x[...] += y`
-            ledger.put(args[0], ledger.read(args[1]))
+            recording.put(args[0], recording.read(args[1]))
             return func(*args, **kwargs)
-        tags, noted = ledger.tags_of((args, kwargs)), ledger.noted((args, kwargs))
+        tags, noted = recording.tags_of((args, kwargs)), recording.noted((args, kwargs))
         if name in _SHAPE_ALONE and noted[0] and isinstance(noted[0][0], (Ref, Tensor)):
             # Memory that nobody has written to may hold anything, NaN too.
             noted = ((torch.zeros_like(args[0]), *noted[0][1:]), noted[1])
@@ -96,56 +93,58 @@ class Operations(TorchDispatchMode):
             tags |= {RANDOM}
         if name == "set_":  # into memory of which others know
             for tensor in written:
-                ledger.put(tensor, ledger.unseen(tensor), write=True)
+                recording.put(tensor, recording.unseen(tensor), write=True)
         elif not _follows(noted):
             self._unfollowed(name, output, written, tags)
         elif name in _BY_ADDRESS:
             self._readdressed(noted, known, output)
         elif name == "_local_scalar_dense":
-            ledger.read_out(noted[0][0])
+            recording.read_out(noted[0][0])
         else:
             if name in _DECIDES:
-                ledger.decision()
+                recording.decision()
             self._followed(func, name, noted, output, written, RANDOM in tags)
             if torch.Tag.inplace_view not in getattr(func, "tags", ()):
                 self._resized(written, sizes)
         return output
 
     def _places(self, tensor: Tensor) -> Tensor:
-        with self._ledger.as_one():
+        with self._recording.as_one():
             return places(tensor)
 
     def _readdressed(self, noted: tuple[Any, Any], known: Tensor | None, output: Tensor) -> None:
         """A view by address, which may reach beyond what its argument shows of the memory."""
-        ledger = self._ledger
-        with ledger.as_one():
+        recording = self._recording
+        with recording.as_one():
             index = None if known is None else among(known, places(output))
         if index is None:
-            ledger.put(output, ledger.unseen(output))
+            recording.put(output, recording.unseen(output))
             return
         taken: tuple[Any, Any] = ((noted[0][0], index.to(output.device)), {})
-        ledger.put(output, ledger.add("take", taken, output, function=torch.ops.aten.take.default))
+        recording.put(
+            output, recording.add("take", taken, output, function=torch.ops.aten.take.default)
+        )
 
     def _resized(self, written: Sequence[Tensor], sizes: Sequence[torch.Size]) -> None:
         """Some operations enlarge what they write into, over its neighbours in memory."""
         for tensor, size in zip(written, sizes, strict=True):
             if tensor.shape != size:
-                self._ledger.put(tensor, self._ledger.unseen(tensor), write=True)
+                self._recording.put(tensor, self._recording.unseen(tensor), write=True)
 
     def _unfollowed(
         self, name: str, output: Any, written: Sequence[Tensor], tags: frozenset[str]
     ) -> None:
         """An operation whose result does not depend on the input, or on its tokens alone."""
-        ledger = self._ledger
+        recording = self._recording
         if TOKEN in tags and name in _EMBEDDINGS:
-            ledger.source(next(tensors_in(output)))
-            ledger.flow.embedded.append(ledger.where)
+            recording.source(next(tensors_in(output)))
+            recording.flow.embedded.append(recording.where)
             return
         for tensor in written:
-            if ledger.memories.known(tensor):
-                ledger.put(tensor, None, write=True)
+            if recording.memories.known(tensor):
+                recording.put(tensor, None, write=True)
         if tags:
-            ledger.tag((*tensors_in(output), *written), tags)
+            recording.tag((*tensors_in(output), *written), tags)
 
     def _followed(
         self,
@@ -168,110 +167,152 @@ class Operations(TorchDispatchMode):
             # Where entries share a place, each is written in turn, on top of the others.
             lost = lost or (id(tensor) in changed and not entries_apart(tensor))
             how = {"item": place if several else None, "random": random}
-            index = self._ledger.add(
+            index = self._recording.add(
                 name, noted, tensor, function=function, reason=UNSEEN if lost else "", **how
             )
-            self._ledger.put(tensor, index, write=id(tensor) in changed)
+            self._recording.put(tensor, index, write=id(tensor) in changed)
             changed.discard(id(tensor))
         for tensor in written:
             if id(tensor) in changed:
-                self._ledger.put(tensor, self._ledger.unseen(tensor), write=True)
+                self._recording.put(tensor, self._recording.unseen(tensor), write=True)
+
+
+@final
+class State:
+    """Modules as they are now, to be compared with later on."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        parts = {part for module in modules for part in module.modules()}
+        self._known = {part: _state(part) for part in parts}
+        # What makes a name belong to another object must not be taken for the same one.
+        self._held = [tensor for part in parts for tensor in _tensors(part)]
+
+    def holds(self, module: nn.Module) -> bool:
+        """Whether a module computes what it did, as far as its state goes."""
+        return all(
+            part in self._known and _same(self._known[part], _state(part))
+            for part in module.modules()
+        )
+
+
+def _tensors(part: nn.Module) -> list[Tensor]:
+    tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+    return [tensor for table in tables for tensor in table.values() if tensor is not None]
+
+
+def _state(part: nn.Module) -> dict[str, Any]:
+    """The attributes of a module by name, its tensors by where they lie."""
+    own: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in vars(part).items()
+        if name not in _TABLES and not name.endswith("_hooks") and "hooks_" not in name
+    }
+    for table in (part._parameters, part._buffers):
+        own.update((f"{name} lies", _place(tensor)) for name, tensor in table.items())
+    own.update((f"{name} is", id(child)) for name, child in part._modules.items())
+    return own
+
+
+def _place(tensor: Tensor | None) -> Any:
+    if tensor is None:
+        return None
+    if is_sharded_tensor(tensor):
+        return _SHARDED
+    version = None if tensor.is_inference() else tensor._version
+    return id(tensor), tensor.untyped_storage()._cdata, version
+
+
+def _same(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    return before.keys() == now.keys() and all(
+        _equal(value, now[name]) for name, value in before.items()
+    )
+
+
+def _equal(first: Any, second: Any) -> bool:
+    if first is second or first is _SHARDED:
+        return True
+    if isinstance(first, Tensor) or isinstance(second, Tensor):
+        return False
+    if type(first) is not type(second):
+        return False
+    plain = (bool, int, float, str, tuple, list, torch.dtype, torch.device)
+    return isinstance(first, plain) and bool(first == second)
 
 
 @final
 class Calls:
-    """Follows the calls of modules, and makes one operation of some.
+    """Follows the calls of modules, and makes one operation of some."""
 
-    Args:
-        ledger: Where they are noted.
-        whole: Modules whose calls count as one operation, and for those that are not affine, the
-            reason why nothing is known of them.
-    """
-
-    def __init__(self, ledger: Ledger, whole: Mapping[nn.Module, str]) -> None:
-        self._ledger, self._whole = ledger, whole
+    def __init__(self, recording: Recording, whole: Mapping[nn.Module, str]) -> None:
+        self._recording, self._whole = recording, whole
         self._state = State(whole)
         self._running: list[Any] = []  # what modules that are at work were called with
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Follow the calls of modules for the block."""
-        with ExitStack() as stack:
-            for module in self._ledger.flow.names:
-                if not isinstance(module, torch.jit.ScriptModule):
-                    # Hooks that the module carries already are a part of it: ours go around them.
-                    enter = module.register_forward_pre_hook(
-                        self._enter, prepend=True, with_kwargs=True
-                    )
-                    leave = module.register_forward_hook(
-                        self._leave, with_kwargs=True, always_call=True
-                    )
-                    stack.callback(enter.remove)
-                    stack.callback(leave.remove)
+        names = self._recording.flow.names
+        modules = [m for m in names if not isinstance(m, torch.jit.ScriptModule)]
+        with around_calls(modules, self._enter, self._leave):
             yield
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        ledger, noted = self._ledger, None
-        ledger.path.append(ledger.flow.names[module])
+        recording, noted = self._recording, None
+        recording.path.append(recording.flow.names[module])
         # Its norm is taken afterwards, when what the model has changed of it has been put back.
-        if module in self._whole and not ledger.inside and self._state.holds(module):
-            noted = ledger.noted((args, kwargs))
+        if module in self._whole and not recording.inside and self._state.holds(module):
+            noted = recording.noted((args, kwargs))
             noted = noted if _follows(noted) else None
         self._running.append(noted)
-        ledger.inside += noted is not None
+        recording.inside += noted is not None
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        ledger, noted = self._ledger, self._running.pop()
+        recording, noted = self._recording, self._running.pop()
         if noted is not None:
-            ledger.inside -= 1
+            recording.inside -= 1
             if not any(output is given for given in (*args, *kwargs.values())):
                 reason = self._whole[module]
-                ledger.whole(type(module).__name__, noted, output, module=module, reason=reason)
-        ledger.path.pop()
+                recording.whole(type(module).__name__, noted, output, module=module, reason=reason)
+        recording.path.pop()
 
 
 @final
 class Functions(TorchFunctionMode):
-    """Makes one operation of calls of some functions, and sees numbers leave torch.
+    """Makes one operation of calls of some functions, and sees numbers leave torch."""
 
-    Args:
-        ledger: Where they are noted.
-        whole: The functions, and why nothing is known of some of them.
-    """
-
-    def __init__(self, ledger: Ledger, whole: Mapping[Any, str]) -> None:
+    def __init__(self, recording: Recording, whole: Mapping[Any, str]) -> None:
         super().__init__()
-        self._ledger, self._whole = ledger, whole
+        self._recording, self._whole = recording, whole
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Note the call, and go on."""
-        kwargs, ledger = kwargs or {}, self._ledger
+        kwargs, recording = kwargs or {}, self._recording
         if func == _SETS_DATA:
             output = func(*args, **kwargs)
-            ledger.put(args[0], ledger.read(args[1]))
+            recording.put(args[0], recording.read(args[1]))
             return output
-        if ledger.inside or not (func in self._whole or func in _UNUSUAL):
+        if recording.inside or not (func in self._whole or func in _UNUSUAL):
             return func(*args, **kwargs)
-        noted = ledger.noted((args, kwargs))
+        noted = recording.noted((args, kwargs))
         if not _follows(noted):
             return func(*args, **kwargs)
         if func in _LEAVES_TORCH:
-            ledger.escape(func.__name__)
+            recording.escape(func.__name__)
             return func(*args, **kwargs)
         if func in _MAKES_ANEW:
             output = func(*args, **kwargs)
-            if ledger.read(output) is None:
-                ledger.escape(func.__name__)
+            if recording.read(output) is None:
+                recording.escape(func.__name__)
             return output
         if func in _READS_OUT:
-            ledger.read_out(noted[0][0])
-        with ledger.as_one():
+            recording.read_out(noted[0][0])
+        with recording.as_one():
             output = func(*args, **kwargs)
         if func in _READS_OUT:
             return output
-        ledger.whole(func.__name__, noted, output, function=func, reason=self._whole[func])
+        recording.whole(func.__name__, noted, output, function=func, reason=self._whole[func])
         return output
 
 

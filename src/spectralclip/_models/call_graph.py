@@ -28,23 +28,17 @@ from spectralclip._common import Shape
 @final
 @dataclass(eq=False)
 class Call:
-    """One call of a module.
+    """One call of a module."""
 
-    Attributes:
-        module: The module.
-        in_shape: The shape of one input; None where it is not called with one tensor alone.
-        batched: Whether the input came with a batch dimension; None where that is not kept.
-        source: The call whose output it read, just as that was made.
-        readers: The modules under watch that read its output, once for each time.
-        escapes: Whether its output is read by anything else, or returned by the model.
-    """
-
-    module: nn.Module
+    module: nn.Module  # the module
+    # The shape of one input; None where it is not called with one tensor alone
     in_shape: Shape | None = None
+    # Whether the input came with a batch dimension; None where that is not kept
     batched: bool | None = True
-    source: Call | None = None
+    source: Call | None = None  # the call whose output it read, just as that was made
+    # The modules under watch that read its output, once for each time
     readers: list[nn.Module] = field(default_factory=list)
-    escapes: bool = False
+    escapes: bool = False  # whether its output is read by anything else, or returned by the model
 
 
 def distinct_shapes(calls: Iterable[Call]) -> tuple[Shape, ...]:
@@ -60,10 +54,6 @@ class Watch:
         calls: The calls of each module, in the order of the modules' first calls.
         read_outside: The ids of parameters that were read by something else than a call of the
             module they belong to.
-
-    Args:
-        whole: Modules whose inside is nobody's business.
-        containers: Modules that are only to be seen called.
     """
 
     def __init__(self, whole: Iterable[nn.Module], containers: Iterable[nn.Module]) -> None:
@@ -86,14 +76,7 @@ class Watch:
         with ExitStack() as stack:
             for module in self._containers:
                 stack.callback(module.register_forward_pre_hook(self._note).remove)
-            for module in self._parameters:
-                # Hooks that the module carries already are a part of it: ours go around them.
-                enter = module.register_forward_pre_hook(
-                    self._enter, prepend=True, with_kwargs=True
-                )
-                leave = module.register_forward_hook(self._leave, always_call=True)
-                stack.callback(enter.remove)
-                stack.callback(leave.remove)
+            stack.enter_context(around_calls(self._parameters, self._enter, self._leave))
             yield
 
     def read(self, tensor: Tensor) -> None:
@@ -133,7 +116,7 @@ class Watch:
         call, version = self._made.get(tensor, (None, None))
         return call if version == _version(tensor) and not self._is_being_read(tensor) else None
 
-    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         call, _ = self._running.pop()
         if output is None:  # it has failed
             self.calls[module].remove(call)
@@ -143,19 +126,40 @@ class Watch:
             self._made[output] = (call, _version(output))
 
 
-@final
-class Operations(TorchDispatchMode):
-    """Tells of every tensor that an operation reads."""
+@contextmanager
+def around_calls(
+    modules: Iterable[nn.Module], enter: Callable[..., None], leave: Callable[..., None]
+) -> Iterator[None]:
+    """Hook functions before and after all calls of modules, around the hooks that these carry."""
+    with ExitStack() as stack:
+        for module in modules:
+            before = module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
+            after = module.register_forward_hook(leave, with_kwargs=True, always_call=True)
+            stack.callback(before.remove)
+            stack.callback(after.remove)
+        yield
+
+
+class OperationsMode(TorchDispatchMode):
+    """Sees every operation on tensors."""
 
     supports_higher_order_operators = True
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch would load its compiler, which takes seconds, to keep it off the method below."""
+        """Torch would load its compiler, which takes seconds, to keep it off the dispatch."""
         return False
 
+
+@final
+class Operations(OperationsMode):
+    """Tells of every tensor that an operation reads."""
+
     def __init__(self, read: Callable[[Tensor], None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._read = read
 
     def __torch_dispatch__(

@@ -68,14 +68,7 @@ def is_container(module: nn.Module) -> bool:
 def reason(
     module: nn.Module, calls: Sequence[Call], read_outside: Collection[int], known: bool
 ) -> str:
-    """Why a module is left out; empty if it is not.
-
-    Args:
-        module: A candidate.
-        calls: How it was called.
-        read_outside: The ids of parameters that were read by something else than their module.
-        known: Whether it is affine by its type.
-    """
+    """Why a module is left out; empty if it is not."""
     if isinstance(module, torch.jit.ScriptModule):
         return "scripted, so that its parameters are out of reach"
     used = [name for name, one in _own(module) if id(one) in read_outside]

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from spectralclip._models.call_graph import Operations, Watch, tensors_in
 from spectralclip._models.fsdp import reshard_
-from spectralclip._operators import describe, unchanged_rng
+from spectralclip._operators import describe, evaluation_mode, unchanged_rng
 
 
 def watch(
@@ -53,9 +53,7 @@ def _watch(
     # A model may work in place.
     args, kwargs = tree_map_only(Tensor, lambda x: x.detach().clone(), (list(args), dict(kwargs)))
     with ExitStack() as stack:
-        stack.enter_context(left_as_it_was(model))
-        if "torch._dynamo" in sys.modules:  # else nothing has been compiled
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(in_evaluation(model))
         stack.enter_context(seen.hooked())
         if closely:
             stack.enter_context(Operations(seen.read))
@@ -63,6 +61,17 @@ def _watch(
         for tensor in tensors_in(output):
             seen.read(tensor)
     return seen
+
+
+@contextmanager
+def in_evaluation(model: nn.Module) -> Iterator[None]:
+    """Let forward passes run as in evaluation and not compiled, and leave the model as it was."""
+    with ExitStack() as stack:
+        stack.enter_context(evaluation_mode([model]))
+        stack.enter_context(left_as_it_was(model))
+        if "torch._dynamo" in sys.modules:  # else nothing has been compiled
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -22,6 +22,7 @@ from spectralclip._spectrum.svds import (
 from spectralclip._spectrum.symbol_peak import (
     Torus,
     enough_points,
+    large_value,
     most_work,
     symbol_degrees,
     symbol_peak,
@@ -45,6 +46,7 @@ __all__ = [
     "filtered_row",
     "fresh_ritz",
     "gaussian",
+    "large_value",
     "leading_spectrum",
     "most_work",
     "random_rows",

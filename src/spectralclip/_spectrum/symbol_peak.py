@@ -55,13 +55,15 @@ class Torus:
 
     There are `groups` of them at each of `counts` output frequencies on an axis, of `block_shape`;
     an entry sums `taps` numbers. The squared norm is a trigonometric polynomial of these `degrees`.
+    Symbols are divided by `scale`, which keeps their squares in range.
     """
 
     def __init__(self, conv: ConvMap, sides: Shape, stride: Shape, dilation: Shape) -> None:
         self._sides, self._stride, self._dilation = sides, stride, dilation
         self.groups, self._before = conv.geometry.groups, conv.geometry.before
         weight, kernel = on_host(conv.weight), conv.weight.shape[2:]
-        self._weights = weight.reshape(self.groups, -1, *weight.shape[1:])
+        self.scale = float(weight.abs().max()) or 1.0
+        self._weights = (weight / self.scale).reshape(self.groups, -1, *weight.shape[1:])
         self.counts = tuple(n // s for n, s in zip(sides, stride, strict=True))
         self.degrees = tuple(map(_degree, kernel, stride, dilation))
         aliases = math.prod(stride)
@@ -76,7 +78,7 @@ class Torus:
         return self.groups * (math.prod(self.counts) + alone) // 2
 
     def symbols_at(self, group: int, frequencies: Tensor) -> Tensor:
-        """The symbols of a group at some output frequencies, `(f, rows, columns)`."""
+        """The symbols of a group at some frequencies, over the scale: `(f, rows, columns)`."""
         kernel, zeros = tuple(self._weights.shape[3:]), (0,) * len(self._sides)
         waves = tap_waves(kernel, self._sides, frequencies, self._stride, self._dilation, zeros)
         return symbols(self._weights[group], waves)[0]
@@ -129,16 +131,19 @@ def most_work(conv: ConvMap, excess: float) -> float:
     return 5.0 * groups * math.prod(points) * rows * columns * min(rows, columns)
 
 
-def symbol_peak(torus: Torus, excess: float = 0.0, *, everywhere: bool = False) -> Peak:
+def symbol_peak(
+    torus: Torus, excess: float = 0.0, *, everywhere: bool = False, known: float = 0.0
+) -> Peak:
     """The largest norm of the symbols on a torus, with an upper end at most `excess` above it.
 
     `everywhere`: the upper end holds for the frequencies between those of the torus too, and comes
-    as near as the torus is fine.
+    as near as the torus is fine. `known`: what the largest norm is at least; a frequency is told
+    above this only.
     """
     least = tuple(2 if everywhere and g else 1 for g in torus.degrees)
     widths = _first_widths(torus, least)
     cells = _first_cells(torus, widths)
-    best = Peak(0.0, math.inf, 0, (0,) * len(widths))
+    best = Peak(known, math.inf, 0, (0,) * len(widths))
     while True:
         reaches = _reaches(torus, widths)
         best, cells = _looked_at(torus, cells, widths, best, sum(reaches))
@@ -150,6 +155,28 @@ def symbol_peak(torus: Torus, excess: float = 0.0, *, everywhere: bool = False) 
         if best.upper <= (1 + excess) * best.value or widths == least:
             return best
         cells, widths = _halved(cells, widths, least)
+
+
+def large_value(torus: Torus) -> float:
+    """The norm of a symbol that is among the largest, at little cost.
+
+    Power steps tell which one of a few frequencies.
+    """
+    rows, columns = torus.block_shape
+    cells = _first_cells(torus, (1,) * len(torus.counts))
+    few = max(1, min(16, CHUNK // max(rows * columns, torus.taps)))
+    matrices = torus.symbols_at(0, cells[cells[:, 0] == 0][:: -(-len(cells) // few), 1:])
+    flat = matrices if rows <= columns else matrices.mH
+    rough = flat.to(torch.complex64)
+    seeded = torch.Generator("cpu").manual_seed(0)
+    start = torch.randn(flat.shape[1], 1, generator=seeded, device="cpu").to(rough)
+    vectors = start.expand(len(flat), -1, -1)
+    for _ in range(4):
+        vectors = rough @ (rough.mH @ vectors)
+        vectors = vectors / vectors.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    largest = flat[int((rough.mH @ vectors).norm(dim=1).argmax())]
+    square = float(torch.linalg.eigvalsh(largest @ largest.mH)[-1])
+    return torus.scale * math.sqrt(max(0.0, square))
 
 
 def _reaches(torus: Torus, widths: Shape) -> list[float]:
@@ -190,13 +217,11 @@ def _looked_at(
     middle = torch.tensor([width // 2 for width in widths], device="cpu")
     rows, columns = torus.block_shape
     chunk = max(1, CHUNK // max(rows * columns, torus.taps))
-    kept = [cells[:0]]
+    scale, kept = torus.scale, [cells[:0]]
     for group in cells[:, 0].unique().tolist():
         for part in cells[cells[:, 0] == group].split(chunk):
             frequencies = part[:, 1:] + middle
             matrices = torus.symbols_at(group, frequencies)
-            scale = float(matrices.abs().max()) or 1.0  # keeps squares in range
-            matrices = matrices / scale
             gram = matrices @ matrices.mH if rows <= columns else matrices.mH @ matrices
             known = (best.value / scale) ** 2
             square = largest_eigenvalue(gram, known)

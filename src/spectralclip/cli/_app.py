@@ -193,7 +193,7 @@ def clip(
     compose: Annotated[
         Compose,
         typer.Option(
-            help="Bound a layer together with the batch norm behind it (norms), all layers that "
+            help="Bound a layer together with the following batch norm (norms), all layers that "
             "directly follow each other (chains), or each by itself (none)."
         ),
     ] = Compose.norms,

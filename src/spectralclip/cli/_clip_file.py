@@ -22,12 +22,7 @@ from spectralclip.cli._weights_file import Checkpoint, Fit
 
 
 def require_output(source: Path, target: Path, *, overwrite: bool) -> None:
-    """Refuse, before any work, a file that may not or cannot be written.
-
-    Raises:
-        Problem: It is the input or another file, and `overwrite` is not set; it is of another
-            format; or nothing can be written there.
-    """
+    """Refuse, before any work, a file that may not or cannot be written."""
     safe = ".safetensors"
     if (source.suffix == safe) != (target.suffix == safe):
         raise Problem(
@@ -55,21 +50,7 @@ def clip_checkpoint_(
     compose: Compose = True,
     **options: Any,
 ) -> dict[str, ClipResult]:
-    """Clip the layers whose weights are in the checkpoint, in the model and in the checkpoint.
-
-    Args:
-        model: The model, with the checkpoint loaded.
-        example_inputs: What it is called with.
-        checkpoint: Receives the clipped weights, in the type that it keeps each of them in.
-        fit: What `load_` gave.
-        max_norm: The bound.
-        layers: Patterns of names, such as "layer1.*"; all layers by default.
-        compose: As for `clip_model_`.
-        options: Passed on to `clip_`: tol, exact, certify, generator.
-
-    Returns:
-        What happened, by name; norms after clipping are those of the weights as stored.
-    """
+    """Clip the layers whose weights are in the checkpoint, in the model and in the checkpoint."""
     found = find_layers(model, example_inputs, compose)
     chosen = {name for name in found if not layers or any(_fits(name, p) for p in layers)}
     if not chosen:

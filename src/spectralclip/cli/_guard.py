@@ -35,11 +35,7 @@ class Commands(TyperGroup):
     """
 
     def invoke(self, ctx: Any) -> Any:
-        """Run one of them; whatever would end the program with a code that is not ours is an error.
-
-        Raises:
-            Problem: The model has tried to.
-        """
+        """Run one of them; what would end the program with a code of its own is an error."""
         try:
             return super().invoke(ctx)
         except (Exception, KeyboardInterrupt, Terminated):

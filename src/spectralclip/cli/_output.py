@@ -25,7 +25,7 @@ from spectralclip._common import shown_name
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from spectralclip._audit import Audit, Comparison
+    from spectralclip._audit import Audit, AuditComparison
 
 CLIP_COLUMNS = (
     Column("layer", "left"),
@@ -48,7 +48,7 @@ class _Console(Console):
         raise BrokenPipe
 
 
-def show(result: Audit | Comparison) -> None:
+def show(result: Audit | AuditComparison) -> None:
     """Print an audit as a table."""
     _print(result.table, result.__str__)
 

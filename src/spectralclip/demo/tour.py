@@ -20,7 +20,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from spectralclip._audit import Audit, Column, Comparison, Sheet, audit, plain_table, rich_table
+from spectralclip._audit import (
+    Audit,
+    AuditComparison,
+    Column,
+    Sheet,
+    audit,
+    plain_table,
+    rich_table,
+)
 from spectralclip._common import needed, require_writable, write_texts
 from spectralclip.demo.digits import load_digits
 from spectralclip.demo.network import RECIPES, Recipe, train
@@ -154,7 +162,7 @@ def report(results: Sequence[Result]) -> tuple[dict[str, str], str]:
     """The files of the report by name, and what to say if there can be no pages."""
     named = {one.recipe.key: one for one in results}
     change = named["unclipped"].audit.compare(named["composition"].audit)
-    documents: dict[str, tuple[Audit | Comparison, str]] = {
+    documents: dict[str, tuple[Audit | AuditComparison, str]] = {
         key: (one.audit, f"Digits, clipped: {one.recipe.label}") for key, one in named.items()
     }
     documents["comparison"] = change, "Digits: without clipping, and with conv+BN clipped"
