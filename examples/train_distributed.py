@@ -61,7 +61,7 @@ def train(model: nn.Module, device: torch.device, steps: int, say_every: int) ->
     """Train with norms kept in check: one line beside the optimizer."""
     images, labels = (x.to(device) for x in sc.demo.load_digits("train"))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    attachment = sc.attach(sc.methods.SpectralClip(), model, images[:1], optimizer, max_norm=1.0)
+    attachment = sc.attach(model, optimizer, images[:1], max_norm=1.0)
     generator = torch.Generator().manual_seed(dist.get_rank())  # other digits everywhere
     for step in range(1, steps + 1):
         batch = torch.randint(len(images), (32,), generator=generator)

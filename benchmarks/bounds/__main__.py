@@ -53,7 +53,7 @@ def _measure() -> dict[str, Any]:
 
     requests: dict[str, dict[str, Any]] = {
         "default": {},
-        "rtol 1e-3": {"rtol": 1e-3},
+        "tol 1e-3": {"tol": 1e-3},
         "deterministic": {"deterministic": True},
     }
     rows = []
@@ -70,7 +70,7 @@ def _measure() -> dict[str, Any]:
                 found = norm_bounds(layer, in_shape, **requests[what])
             seconds = time.process_time() - began
             lower, upper = found.lower / truth, found.upper / truth
-            pairs = math.ceil(found.applications / 2)
+            pairs = math.ceil(found.num_matvecs / 2)
             row = BoundRow(name, what, found.kind, found.failure, lower, upper, pairs, seconds)
             rows.append(asdict(row))
             print(rows[-1], flush=True)

@@ -46,8 +46,8 @@ def scale(module: nn.Module, in_shape: Shape, limit: float) -> Outcome:
     """The whole weight times `c / sigma_1`."""
     found = svds(module, in_shape, 1)
     weight = movable(module).weight * min(1.0, limit / float(found.S[0]))
-    flops = 2.0 * found.applications * multiply_adds(module, in_shape)
-    return Outcome(weight, found.applications, flops, 1, converged=found.converged)
+    flops = 2.0 * found.num_matvecs * multiply_adds(module, in_shape)
+    return Outcome(weight, found.num_matvecs, flops, 1, converged=found.converged)
 
 
 # --- The symbols --------------------------------------------------------------------------

@@ -81,13 +81,13 @@ def _ours(**options: bool) -> Method:
     def run(module: nn.Module, in_shape: tuple[int, ...], limit: float) -> Outcome:
         if options.get("exact") and movable(module).weight.numel() > EXACT_LIMIT:
             raise NotApplicable("exact clipping of so many weights takes minutes")
-        result = clip_(module, limit, in_shape, **options)
+        result = clip_(module, in_shape, limit, **options)
         flops = getattr(result, "flops", None)  # beyond the matvecs
         if flops is not None:
-            flops += 2.0 * result.applications * multiply_adds(module, in_shape)
+            flops += 2.0 * result.num_matvecs * multiply_adds(module, in_shape)
         return Outcome(
             movable(module).weight.detach(),
-            result.applications,
+            result.num_matvecs,
             flops,
             result.rounds,
             result.distance_lower_bound,
@@ -214,7 +214,7 @@ def measure_certified(
     def certified(
         module: nn.Module, in_shape: tuple[int, ...], limit: float
     ) -> tuple[nn.Module, Any]:
-        return module, clip_(module, limit, in_shape, certify=True)
+        return module, clip_(module, in_shape, limit, certify=True)
 
     try:
         (module, result), seconds = _timed(problem, certified)

@@ -151,7 +151,7 @@ def _run(variant: Variant, cell: Cell, model: nn.Sequential) -> tuple[int, list[
     inputs = torch.randn(4, *cell.in_shape, generator=generator)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     method = variant.make()
-    attachment = attach(method, model, inputs[:2], optimizer, seed=1)
+    attachment = attach(model, optimizer, inputs[:2], method=method, seed=1)
     promise, norm = _stated(variant, cell), math.inf
     # At the earliest: when the promise is due, and the method has worked at least once.
     least = max(1 if promise is None else promise.steps, getattr(method, "every", 1))

@@ -73,10 +73,10 @@ def measure(session: Session) -> dict[str, Any]:
 def contestants() -> dict[str, Clip]:
     """Each method as it clips once, and the library's functions that stand alone."""
     found: dict[str, Clip] = {
-        "clip_": _by(lambda module, one: clip_(module, one.limit, one.in_shape)),
-        "clip_, exact": _by(lambda module, one: clip_(module, one.limit, one.in_shape, exact=True)),
+        "clip_": _by(lambda module, one: clip_(module, one.in_shape, one.limit)),
+        "clip_, exact": _by(lambda module, one: clip_(module, one.in_shape, one.limit, exact=True)),
         "paper_clip_": _by(
-            lambda module, one: paper_clip_(module, one.limit, one.in_shape, lr=0.1)
+            lambda module, one: paper_clip_(module, one.in_shape, one.limit, lr=0.1)
         ),
     }
     for name, variant in variants().items():
@@ -107,7 +107,7 @@ def _one_step(variant: Variant) -> Clip:
             method = dataclasses.replace(method, every=1)  # type: ignore[type-var]
         model = nn.Sequential(module).train()
         example = torch.ones(1, *problem.in_shape)
-        attachment = attach(method, model, example, max_norm=problem.limit)
+        attachment = attach(model, None, example, method=method, max_norm=problem.limit)
         model(example)
         attachment.step()
         attachment.remove()

@@ -53,7 +53,7 @@ class Trained:
         self.model = seeded(lambda: resnet18(width, halve=True), 0).train()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         self.every = int(getattr(method, "every", 1))
-        self.attachment: Attachment = attach(method, self.model, example, self.optimizer)
+        self.attachment: Attachment = attach(self.model, self.optimizer, example, method=method)
         self.seconds: list[float] = []
         self.ratios: list[float] = []
         self.due_seconds: float | None = None

@@ -40,7 +40,7 @@ class Nothing(Method):
 
 
 class _Idle(MethodState):
-    applications = 0
+    num_matvecs = 0
 
     def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
         pass
@@ -65,7 +65,7 @@ class _Scaler(MethodState):
             for name, layer in layers.items()
             for shape in layer.in_shapes
         }
-        self.applications = 0
+        self.num_matvecs = 0
 
     def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
         for name, bound in bounds.items():
@@ -88,7 +88,7 @@ class _Scaler(MethodState):
         (back,) = torch.autograd.grad(y, v, u)
         estimate = back.norm()
         self._vectors[name, shape] = back / estimate
-        self.applications += 2
+        self.num_matvecs += 2
         return float(estimate)
 
 
@@ -107,7 +107,7 @@ class _ByBackward(MethodState):
         self._generator = torch.Generator().manual_seed(seed)
         self._vectors: dict[str, Tensor] = {}
         self._norms: dict[str, float] = {}
-        self.applications = 0
+        self.num_matvecs = 0
 
     def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
         for name, bound in bounds.items():
@@ -137,7 +137,7 @@ class _ByBackward(MethodState):
         length = moved.norm()
         self._vectors[name] = moved / length
         self._norms[name] = float((length - 1).clamp_min(0).sqrt())
-        self.applications += 2
+        self.num_matvecs += 2
 
     def _clip(self, name: str, module: nn.Module, bound: float) -> None:
         x = self._vectors[name]
@@ -149,7 +149,7 @@ class _ByBackward(MethodState):
         assert weight.grad is not None
         with torch.no_grad():
             weight.sub_(weight.grad, alpha=0.35)
-        self.applications += 2
+        self.num_matvecs += 2
         self._start_again(name, module)
 
     def _image(self, module: nn.Module, x: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ def attached(
     seed: int = 0,
 ) -> Attachment:
     """The method of that name at work on the model."""
-    return attach(METHODS[name](), model, example, optimizer, max_norm=max_norm, seed=seed)
+    return attach(model, optimizer, example, method=METHODS[name](), max_norm=max_norm, seed=seed)
 
 
 def bounded_layers(
@@ -210,7 +210,7 @@ def bounded_layers(
 
 def num_matvecs(attachment: Attachment) -> float:
     """Vectors sent through layers until now, or work worth as many."""
-    return float(getattr(attachment._state, "applications"))  # noqa: B009 (not of all keepers)
+    return float(getattr(attachment._state, "num_matvecs"))  # noqa: B009 (not of all keepers)
 
 
 def clip_is_due(name: str, attachment: Attachment) -> bool:

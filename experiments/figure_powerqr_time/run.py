@@ -69,7 +69,7 @@ def _compare(config: Config, context: Context) -> Result:
         solve = partial(svds, applied, shape)
         ours, attempts[name] = _as_accurate(solve, true, wanted, partial(watch.time, name))
         errors[name], found[name] = _error(ours.S, true), [ours]
-    num_matvecs = {name: sum(one.applications for one in each) for name, each in found.items()}
+    num_matvecs = {name: sum(one.num_matvecs for one in each) for name, each in found.items()}
     result = {"num_matvecs": num_matvecs, "errors": errors, "attempts": attempts, "threads": 1}
     return {"result": result, "timing": watch.summary(threads=1)}
 

@@ -118,7 +118,7 @@ def prepared(config: TrainConfig, context: Context, group: ProcessGroup) -> Run:
     at_the_end = layers or layers_to_measure(model, example, "layers")
     optimizer = _optimizer(model, config)
     attachments = [
-        attach(method, model, example, optimizer, max_norm=config.max_norm, seed=config.seed)
+        attach(model, optimizer, example, method=method, max_norm=config.max_norm, seed=config.seed)
         for method in methods.get(config.method, batch_norm=config.batch_norm)
     ]
     return Run(

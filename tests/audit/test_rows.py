@@ -232,7 +232,7 @@ def test_weights_without_values() -> None:
     [
         ({"k": 0}, "k must be"),
         ({"k": True}, "k must be"),
-        ({"rtol": 0.0}, "rtol must be"),
+        ({"tol": 0.0}, "tol must be"),
         ({"failure": 1.0}, "failure must be"),
         ({"workers": 0}, "workers must be"),
         ({"workers": "ranks"}, "not initialized"),

@@ -105,7 +105,7 @@ BLOCKS = [
 def test_blocks_give_the_norm_itself(case: Case) -> None:
     interval = norm_bounds(case.make(), case.in_shape)
     assert interval.kind == "exact"
-    assert interval.applications == 0
+    assert interval.num_matvecs == 0
     reparametrized = case.name == "weight-norm-linear"  # its weight is known in float32
     assert interval.width < (1e-4 if reparametrized else 1e-8)
 
@@ -137,7 +137,7 @@ def test_zero_padding_on_large_images_is_deterministic(channels: int, side: int)
     assert interval.kind == "embedding"
     assert norm in interval
     assert interval.width <= 0.01
-    assert interval.applications <= 60
+    assert interval.num_matvecs <= 60
 
 
 def test_a_wide_embedding_gives_way_to_a_narrow_probabilistic_bound() -> None:
@@ -177,7 +177,7 @@ def test_one_percent_takes_few_pairs(mode: str, channels: int, side: int) -> Non
     assert interval.kind == "probabilistic"
     assert interval.failure == 1e-6
     assert interval.width <= 0.01
-    assert interval.applications <= 160
+    assert interval.num_matvecs <= 160
     assert float(sc.svds(layer.double(), in_shape, 1, tol=1e-8).S[0]) in interval
 
 
@@ -185,7 +185,7 @@ def test_one_percent_takes_few_pairs(mode: str, channels: int, side: int) -> Non
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_width_is_what_was_asked_for(rtol: float, dtype: torch.dtype) -> None:
     layer = nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect", dtype=dtype)
-    interval = norm_bounds(layer, (4, 6, 6), rtol=rtol)
+    interval = norm_bounds(layer, (4, 6, 6), tol=rtol)
     assert interval.width <= rtol
     assert_holds(interval, dense_norm(layer, (4, 6, 6)))
 
@@ -197,7 +197,7 @@ def test_the_rate_of_failures_is_the_nominal_one() -> None:
     failures = 0
     for seed in range(runs):
         seeded = torch.Generator().manual_seed(seed)
-        interval = norm_bounds(layer, (4, 8, 8), rtol=0.02, failure=nominal, generator=seeded)
+        interval = norm_bounds(layer, (4, 8, 8), tol=0.02, failure=nominal, generator=seeded)
         assert interval.lower <= truth
         failures += truth > interval.upper
     assert 0.5 * nominal <= failures / runs <= nominal + 2 * math.sqrt(nominal / runs)
@@ -217,7 +217,7 @@ def test_a_basis_that_ends_early(rank: int, dtype: torch.dtype) -> None:
 def test_too_few_steps_give_a_wide_interval_that_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_lanczos_bound, "SEARCH", _lanczos_bound.SearchConstants(steps=12))
     layer = nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")
-    interval = norm_bounds(layer, (4, 8, 8), rtol=1e-3)
+    interval = norm_bounds(layer, (4, 8, 8), tol=1e-3)
     assert 1e-3 < interval.width < 1
     assert_holds(interval, dense_norm(layer, (4, 8, 8)))
 
@@ -267,7 +267,7 @@ def test_a_bound_for_every_size(name: str) -> None:
     assert norms[-1] >= 0.99 * interval.lower
     if name != "circular-stride":
         assert interval.width <= 0.01
-    assert dataclasses.replace(interval, failure=0.0, applications=0) == interval
+    assert dataclasses.replace(interval, failure=0.0, num_matvecs=0) == interval
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_a_bound_for_every_size_2d(layer: nn.Module) -> None:
 
 def test_a_bound_for_every_size_3d() -> None:
     layer = nn.Conv3d(1, 2, (2, 3, 2), padding=1)
-    interval = norm_bounds_all_sizes(layer, rtol=0.05)
+    interval = norm_bounds_all_sizes(layer, tol=0.05)
     assert interval.width <= 0.05
     assert dense_norm(layer, (1, 6, 7, 6)) <= interval.upper
 
@@ -314,7 +314,7 @@ def test_between_the_points_of_the_grid(degree: int, rtol: float) -> None:
     layer = nn.Conv1d(1, 1, degree + 1).double()
     taps = layer.weight.detach().numpy()[0, 0]
     finest = np.abs(np.fft.fft(taps, 50_000)).max()
-    interval = norm_bounds_all_sizes(layer, rtol=rtol)
+    interval = norm_bounds_all_sizes(layer, tol=rtol)
     assert interval.lower <= finest * (1 + 1e-8)
     assert finest <= interval.upper
     assert interval.width <= rtol
@@ -380,7 +380,7 @@ def test_a_layer_that_knows_one_precision_only() -> None:
 def test_small_layers_of_any_kind_are_exact() -> None:
     interval = norm_bounds(cumulative_sum, (12,))
     assert interval.kind == "exact"
-    assert interval.applications == 12
+    assert interval.num_matvecs == 12
 
 
 def test_same_seed_same_result() -> None:
@@ -431,8 +431,8 @@ def test_an_interval() -> None:
 
 @pytest.mark.parametrize("rtol", [0, -0.1, math.nan, math.inf, "0.01", None])
 def test_rtol_out_of_range(rtol: Any) -> None:
-    with pytest.raises(ValueError, match=r"rtol must be a positive number such as 0.01, got"):
-        norm_bounds(nn.Linear(3, 3), (3,), rtol=rtol)
+    with pytest.raises(ValueError, match=r"tol must be a positive number such as 0.01, got"):
+        norm_bounds(nn.Linear(3, 3), (3,), tol=rtol)
 
 
 @pytest.mark.parametrize("failure", [0, 1, -1e-6, math.nan, "1e-6"])

@@ -39,7 +39,7 @@ def test_bounds_from_smaller_images_hold(layer: nn.Module, in_shape: tuple[int, 
     layer = renewed(layer)
     small = View(layer, in_shape).cropped(0.05 / 8)
     assert small is not None
-    interval = sc.norm_bounds(layer, in_shape, rtol=0.05)
+    interval = sc.norm_bounds(layer, in_shape, tol=0.05)
     truth = true_norm(layer, in_shape).value
     assert interval.lower <= truth * (1 + 1e-6) and truth <= interval.upper
     assert interval.kind == "embedding" and interval.width <= 0.05
@@ -57,9 +57,9 @@ def test_bounds_are_found_on_smaller_images(layer: nn.Module, in_shape: tuple[in
 
 
 def test_narrow_bounds_on_large_images_begin_with_waves() -> None:
-    interval = sc.norm_bounds(nn.Conv2d(1, 1, 3, padding=1), (1, 500, 500), rtol=1e-4)
+    interval = sc.norm_bounds(nn.Conv2d(1, 1, 3, padding=1), (1, 500, 500), tol=1e-4)
     assert interval.kind == "embedding" and interval.width <= 1e-4
-    assert interval.applications <= 60
+    assert interval.num_matvecs <= 60
 
 
 def test_a_million_pixels_take_little_memory() -> None:
@@ -120,7 +120,7 @@ def test_a_large_matrix_is_not_decomposed(deterministic: bool) -> None:
     assert interval.width <= 0.01
     assert interval.kind == ("cholesky" if deterministic else "probabilistic")
     assert interval.failure == (0.0 if deterministic else 1e-6)
-    assert recorder.calls["linalg_cholesky_ex"] <= 1 + interval.applications
+    assert recorder.calls["linalg_cholesky_ex"] <= 1 + interval.num_matvecs
     # Eigenvalues are those of the recurrence's small matrices alone.
     assert recorder.largest <= 1400 * 1300
     assert not any("eigvalsh" in name for name in recorder.calls)

@@ -116,10 +116,10 @@ def test_the_same_seed_gives_the_same_audit(spectralclip: Command) -> None:
 
 
 def test_options_reach_the_audit(spectralclip: Command) -> None:
-    options = ("-k", 3, "--rtol", 0.05, "--deterministic", "--set", "width=2", "--seed", 5)
+    options = ("-k", 3, "--tol", 0.05, "--deterministic", "--set", "width=2", "--seed", 5)
     assert spectralclip("audit", *NET, *options, "--no-lipschitz", "--json", "-") == 0
     found = json.loads(spectralclip.output)
-    wanted = {"k": 3, "rtol": 0.05, "deterministic": True, "seed": 5}
+    wanted = {"k": 3, "tol": 0.05, "deterministic": True, "seed": 5}
     assert found["settings"].items() >= wanted.items()
     assert found["lipschitz"] is None
     assert {row["norm"]["failure"] for row in found["layers"]} == {0}
@@ -348,7 +348,7 @@ def test_compare_refuses_what_is_no_audit(
         (("nothing",), "No such command 'nothing'"),
         (("audit", *NET, "--wrong"), "No such option: --wrong"),
         (("audit", *NET, "-k", "0"), "Invalid value for '-k': "),
-        (("audit", *NET, "--rtol", "2"), "rtol must be a number between 0 and 1"),
+        (("audit", *NET, "--tol", "2"), "tol must be a number between 0 and 1"),
         (("audit", *NET, "--fail-on", "layers"), "--fail-on says what --fail-above looks at"),
         (("audit", *NET, "--fail-above", "1", "--fail-on", "all"), "'all' is not one of"),
         (

@@ -83,10 +83,10 @@ def test_reaches_the_bound(case: Case) -> None:
     layer = case.make()
     before = dense_norm(layer, case.in_shape)
     if before == 0:
-        assert clip_(layer, 1.0, case.in_shape).distance == 0
+        assert clip_(layer, case.in_shape, 1.0).distance == 0
         return
     start = dense_matrix(layer, case.in_shape)
-    result = clip_(layer, 0.6 * before, case.in_shape)
+    result = clip_(layer, case.in_shape, 0.6 * before)
     after = dense_matrix(layer, case.in_shape)
     assert 0.995 * 0.6 * before <= np.linalg.norm(after, 2) <= 1.001 * 0.6 * before
     assert result.norm_before == pytest.approx(before, rel=2e-3)
@@ -101,7 +101,7 @@ def test_refuses_what_cannot_be_clipped(case: Case) -> None:
     layer = case.make()
     before = snapshot(layer)
     with pytest.raises(ValueError, match=REFUSED[case.name]):
-        clip_(layer, 0.6 * dense_norm(layer, case.in_shape) or 1.0, case.in_shape)
+        clip_(layer, case.in_shape, 0.6 * dense_norm(layer, case.in_shape) or 1.0)
     assert all(torch.equal(a, b) for a, b in zip(before, snapshot(layer), strict=True))
 
 
@@ -109,7 +109,7 @@ def test_refuses_what_cannot_be_clipped(case: Case) -> None:
 def test_leaves_a_layer_within_the_bound_alone(case: Case) -> None:
     layer = case.make()
     before = snapshot(layer)
-    result = clip_(layer, 1.01 * dense_norm(layer, case.in_shape) + 1e-9, case.in_shape)
+    result = clip_(layer, case.in_shape, 1.01 * dense_norm(layer, case.in_shape) + 1e-9)
     assert result.distance == 0 and result.converged and result.rounds == 0
     assert all(torch.equal(a, b) for a, b in zip(before, snapshot(layer), strict=True))
 
@@ -119,7 +119,7 @@ def test_half_precision_holds_after_rounding(case: Case) -> None:
     layer = case.make()
     before = dense_norm(layer, case.in_shape)
     dtypes = [p.dtype for p in snapshot(layer)]
-    clip_(layer, 0.7 * before, case.in_shape)
+    clip_(layer, case.in_shape, 0.7 * before)
     assert [p.dtype for p in snapshot(layer)] == dtypes
     assert 0.98 * 0.7 * before <= dense_norm(layer, case.in_shape) <= 1.001 * 0.7 * before
 
@@ -144,7 +144,7 @@ def test_exact_is_within_one_percent_of_its_bound(name: str, share: float) -> No
     make, in_shape = SMALL_CONVOLUTIONS[name]
     layer = make()
     bound = share * dense_norm(layer, in_shape)
-    result = clip_(layer, bound, in_shape, exact=True)
+    result = clip_(layer, in_shape, bound, exact=True)
     assert result.converged and result.distance_lower_bound is not None
     assert result.distance_lower_bound <= result.distance <= 1.01 * result.distance_lower_bound
     assert 0.995 * bound <= dense_norm(layer, in_shape) <= 1.001 * bound
@@ -193,11 +193,11 @@ def test_distance_against_a_convex_solver(make: Any, in_shape: tuple[int, ...]) 
         layer = make()
     bound = 0.6 * dense_norm(layer, in_shape)
     truth = projection_distance(layer, in_shape, bound)
-    exact = clip_(copy.deepcopy(layer), bound, in_shape, exact=True)
+    exact = clip_(copy.deepcopy(layer), in_shape, bound, exact=True)
     assert exact.distance_lower_bound is not None
     assert exact.distance_lower_bound <= truth * (1 + 1e-4)
     assert truth * (1 - 2e-3) <= exact.distance <= 1.01 * truth
-    default = clip_(layer, bound, in_shape)
+    default = clip_(layer, in_shape, bound)
     assert truth * (1 - 2e-3) <= default.distance <= 1.15 * truth
 
 
@@ -206,9 +206,9 @@ def test_idempotent(name: str) -> None:
     make, in_shape = SMALL_CONVOLUTIONS[name]
     layer = make()
     bound = 0.5 * dense_norm(layer, in_shape)
-    clip_(layer, bound, in_shape)
+    clip_(layer, in_shape, bound)
     before = snapshot(layer)
-    assert clip_(layer, bound, in_shape).distance == 0
+    assert clip_(layer, in_shape, bound).distance == 0
     assert all(torch.equal(a, b) for a, b in zip(before, snapshot(layer), strict=True))
 
 
@@ -220,8 +220,8 @@ def test_scale_equivariance(name: str, scale: float) -> None:
     with torch.no_grad():
         scaled.weight.mul_(scale)
     bound = 0.5 * dense_norm(layer, in_shape)
-    clip_(layer, bound, in_shape)
-    clip_(scaled, scale * bound, in_shape)
+    clip_(layer, in_shape, bound)
+    clip_(scaled, in_shape, scale * bound)
     torch.testing.assert_close(scaled.weight / scale, layer.weight, rtol=1e-3, atol=1e-4)
 
 
@@ -233,8 +233,8 @@ def test_permuting_channels_permutes_the_result(name: str) -> None:
     with torch.no_grad():
         permuted.weight.copy_(layer.weight[order] * sign[:, None, None, None])
     bound = 0.5 * dense_norm(layer, in_shape)
-    first = clip_(layer, bound, in_shape, exact=True)
-    second = clip_(permuted, bound, in_shape, exact=True)
+    first = clip_(layer, in_shape, bound, exact=True)
+    second = clip_(permuted, in_shape, bound, exact=True)
     assert second.distance == pytest.approx(first.distance, rel=0.01)
     expected = layer.weight[order] * sign[:, None, None, None]
     torch.testing.assert_close(permuted.weight, expected, rtol=0.05, atol=0.01)
@@ -254,7 +254,7 @@ def test_full_size_kernels_are_clipped_symbol_by_symbol() -> None:
     U, S, Vh = np.linalg.svd(symbols, full_matrices=False)
     clipped = (U * np.minimum(S, bound)[:, None, :]) @ Vh
     expected = np.fft.ifft(clipped.transpose(1, 2, 0), axis=-1).real
-    clip_(conv, bound, (2, 5), exact=True)
+    clip_(conv, (2, 5), bound, exact=True)
     np.testing.assert_allclose(conv.weight.detach().numpy(), expected, atol=5e-3)
 
 
@@ -263,8 +263,8 @@ def test_translation_equivariance() -> None:
     with torch.no_grad():
         moved.weight.copy_(conv.weight.roll(2, -1))
     bound = 0.5 * dense_norm(conv, (2, 5))
-    clip_(conv, bound, (2, 5), exact=True)
-    clip_(moved, bound, (2, 5), exact=True)
+    clip_(conv, (2, 5), bound, exact=True)
+    clip_(moved, (2, 5), bound, exact=True)
     torch.testing.assert_close(moved.weight, conv.weight.roll(2, -1), rtol=0.02, atol=5e-3)
 
 
@@ -282,7 +282,7 @@ def test_convolution_moves_before_batch_norm() -> None:
     saved = copy.deepcopy(bn.state_dict())
     dead = conv.weight[0].clone()
     bound = 0.5 * dense_norm([conv, bn], (3, 6, 6))
-    clip_([conv, bn], bound, (3, 6, 6))
+    clip_([conv, bn], (3, 6, 6), bound)
     assert dense_norm([conv, bn], (3, 6, 6)) == pytest.approx(bound, rel=5e-3)
     assert all(torch.equal(saved[key], value) for key, value in bn.state_dict().items())
     assert torch.equal(conv.weight[0], dead)
@@ -305,12 +305,12 @@ def test_batch_norm_gives_way_inside_a_module_too() -> None:
     layer = ConvolutionAndNorm()
     saved, weight = copy.deepcopy(layer.norm.state_dict()), layer.conv.weight.clone()
     bound = 0.5 * dense_norm(layer, (3, 6, 6))
-    result = clip_(layer, bound, (3, 6, 6))
+    result = clip_(layer, (3, 6, 6), bound)
     assert result.converged
     assert dense_norm(layer, (3, 6, 6)) == pytest.approx(bound, rel=5e-3)
     assert all(torch.equal(saved[key], value) for key, value in layer.norm.state_dict().items())
     assert not torch.equal(layer.conv.weight, weight)
-    clip_(layer, bound / 2, (3, 6, 6), move="all")
+    clip_(layer, (3, 6, 6), bound / 2, move="all")
     assert not torch.equal(saved["weight"], layer.norm.weight)
 
 
@@ -341,7 +341,7 @@ def test_move_all_moves_both() -> None:
     conv, bn = conv2d(3, 4), trained_batch_norm(4)
     weight, gamma = conv.weight.clone(), bn.weight.clone()
     bound = 0.5 * dense_norm([conv, bn], (3, 6, 6))
-    clip_([conv, bn], bound, (3, 6, 6), move="all")
+    clip_([conv, bn], (3, 6, 6), bound, move="all")
     assert dense_norm([conv, bn], (3, 6, 6)) <= 1.001 * bound
     assert not torch.equal(conv.weight, weight) and not torch.equal(bn.weight, gamma)
 
@@ -352,7 +352,7 @@ def test_certified(name: str, certify: Any) -> None:
     make, in_shape = SMALL_CONVOLUTIONS[name]
     layer = make()
     bound = 0.5 * dense_norm(layer, in_shape)
-    result = clip_(layer, bound, in_shape, certify=certify)
+    result = clip_(layer, in_shape, bound, certify=certify)
     bounds = norm_bounds(layer, in_shape, deterministic=certify == "deterministic")
     assert bounds.upper <= bound and result.norm_after <= bound
     assert bounds.lower >= 0.985 * bound
@@ -362,7 +362,7 @@ def test_certified(name: str, certify: Any) -> None:
 def test_same_seed_same_result() -> None:
     layers = [conv2d(3, 4, padding_mode="reflect") for _ in range(2)]
     for layer in layers:
-        clip_(layer, 0.3, (3, 6, 6), generator=torch.Generator().manual_seed(5))
+        clip_(layer, (3, 6, 6), 0.3, generator=torch.Generator().manual_seed(5))
     assert torch.equal(layers[0].weight, layers[1].weight)
 
 
@@ -370,7 +370,7 @@ def test_leaves_everything_else_as_it_was() -> None:
     conv = conv2d(3, 4).train()
     conv.weight.grad = torch.ones_like(conv.weight)
     keys, state = list(conv.state_dict()), torch.random.get_rng_state()
-    clip_(conv, 0.1, (3, 6, 6))
+    clip_(conv, (3, 6, 6), 0.1)
     assert list(conv.state_dict()) == keys and conv.training
     assert torch.equal(conv.weight.grad, torch.ones_like(conv.weight))
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -388,7 +388,7 @@ def test_a_failing_clip_leaves_the_layer_as_it_was(
     before = conv.weight.clone()
     monkeypatch.setattr(spectralclip._clipping.clip, "norm_bounds", fail)
     with pytest.raises(error):
-        clip_(conv, 0.1, (3, 6, 6), certify=True)
+        clip_(conv, (3, 6, 6), 0.1, certify=True)
     assert torch.equal(conv.weight, before)
 
 
@@ -399,11 +399,11 @@ def test_weight_norm_and_low_rank_pairs_are_clipped() -> None:
         pair = nn.Sequential(nn.Linear(6, 2, bias=False), nn.Linear(2, 5, bias=False))
     for layer, move in ((normed, "first"), (pair, "all")):
         bound = 0.5 * dense_norm(layer, (6,))
-        result = clip_(layer, bound, (6,), move=move)
+        result = clip_(layer, (6,), bound, move=move)
         assert result.distance_lower_bound is None
         assert 0.995 * bound <= dense_norm(layer, (6,)) <= 1.001 * bound
         with pytest.raises(ValueError, match="exact=True needs a layer that is linear"):
-            clip_(layer, bound / 2, (6,), move=move, exact=True)
+            clip_(layer, (6,), bound / 2, move=move, exact=True)
 
 
 @pytest.mark.parametrize(
@@ -425,7 +425,7 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     before = conv.weight.clone()
     call = {"max_norm": 0.1, "in_shape": (3, 6, 6), **arguments}
     with pytest.raises(ValueError, match=message):
-        clip_(conv, call.pop("max_norm"), call.pop("in_shape"), **call)
+        clip_(conv, call.pop("in_shape"), call.pop("max_norm"), **call)
     assert torch.equal(conv.weight, before)
 
 
@@ -434,11 +434,11 @@ def test_bad_layers() -> None:
     with torch.no_grad():
         conv.weight[0, 0, 0, 0] = torch.nan
     with pytest.raises(ValueError, match="NaN"):
-        clip_(conv, 1.0, (3, 6, 6))
+        clip_(conv, (3, 6, 6), 1.0)
     with pytest.raises(ValueError, match="not affine"):
-        clip_(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), 1.0, (3,))
+        clip_(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), (3,), 1.0)
     with pytest.raises(TypeError, match="give the layer, not its operator"):
-        clip_(spectralclip.as_operator(nn.Linear(3, 3), (3,)), 1.0, (3,))  # type: ignore[arg-type]
+        clip_(spectralclip.as_operator(nn.Linear(3, 3), (3,)), (3,), 1.0)  # type: ignore[arg-type]
 
 
 class Wrapped(nn.Module):
@@ -466,7 +466,7 @@ def test_when_little_is_left(kind: str, scale: float) -> None:
     in_shape = (20,) if kind == "dense" else (3, 8, 8)
     with torch.no_grad():
         (layer.weight if kind == "dense" else conv.weight).mul_(scale)
-    clip_(layer, 1.0, in_shape)
+    clip_(layer, in_shape, 1.0)
     assert 0.99 <= dense_norm(layer, in_shape) <= 1.001
 
 
@@ -476,7 +476,7 @@ def test_layers_without_an_explicit_form_at_any_scale(scale: float) -> None:
     with torch.no_grad():
         layer.inner.weight.mul_(scale)
     bound = 0.5 * dense_norm(layer, (4, 8, 8))
-    clip_(layer, bound, (4, 8, 8))
+    clip_(layer, (4, 8, 8), bound)
     assert 0.99 * bound <= dense_norm(layer, (4, 8, 8)) <= 1.001 * bound
 
 
@@ -488,7 +488,7 @@ def test_dead_channels_stay_as_they_are(gamma: float, kernel: int) -> None:
         bn.weight[:2] = gamma
     dead = conv.weight[:2].clone()
     bound = 0.5 * dense_norm([conv, bn], (8, 8, 8))
-    clip_([conv, bn], bound, (8, 8, 8))
+    clip_([conv, bn], (8, 8, 8), bound)
     assert torch.equal(conv.weight[:2], dead)
     assert dense_norm([conv, bn], (8, 8, 8)) <= 1.001 * bound
 
@@ -499,7 +499,7 @@ def test_half_precision_is_certified_after_rounding(seed: int) -> None:
         torch.manual_seed(seed)
         dense = nn.Linear(3, 2, bias=False).bfloat16()
     bound = 0.5 * dense_norm(dense, (3,))
-    clip_(dense, bound, (3,), certify="deterministic")
+    clip_(dense, (3,), bound, certify="deterministic")
     assert 0.97 * bound <= dense_norm(dense, (3,)) <= bound
 
 
@@ -508,7 +508,7 @@ def test_with_another_default_device() -> None:
     torch.set_default_device("meta")
     try:
         for layer, in_shape in zip(layers, [(5,), (3, 8, 8), (3, 8, 8)], strict=True):
-            clip_(layer, 0.1, in_shape)
+            clip_(layer, in_shape, 0.1)
     finally:
         torch.set_default_device(None)
     assert dense_norm(layers[0], (5,)) <= 0.1001

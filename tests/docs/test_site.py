@@ -88,7 +88,7 @@ def test_links_lead_somewhere(site: Path) -> None:
 def test_the_reference_shows_signatures_and_examples(site: Path) -> None:
     text = (site / "api" / "bounds.html").read_text(encoding="utf-8")
     assert 'id="spectralclip.norm_bounds"' in text
-    assert "rtol" in text and "Raises:" in text
+    assert "tol" in text and "Raises:" in text
     assert "Examples:" in text and "&gt;&gt;&gt;" in text and "<blockquote>" not in text
 
 

@@ -153,7 +153,7 @@ def test_a_parametrized_layer_has_the_norm_of_the_plain_one_that_it_becomes(name
     layers = norms.layers_to_measure(model, example, "layers")
     plain = norms.true_norms(model, layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    attachment = attach(get(name)(), model, example, optimizer, max_norm=0.3)
+    attachment = attach(model, optimizer, example, method=get(name)(), max_norm=0.3)
     for _ in range(3):
         optimizer.zero_grad()
         model(example).square().mean().backward()

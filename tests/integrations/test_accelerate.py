@@ -57,7 +57,12 @@ class Loop:
         self.attachment = None
         if attached:
             self.attachment = attach_accelerated(
-                self.accelerator, method(), self.model, EXAMPLE, self.optimizer, max_norm=BOUND
+                self.accelerator,
+                self.model,
+                self.optimizer,
+                EXAMPLE,
+                method=method(),
+                max_norm=BOUND,
             )
         self.norms: list[float] = []
 
@@ -137,7 +142,7 @@ def test_resuming_gives_bitwise_the_same_weights(method: Any, tmp_path: Path) ->
     without.accelerator.load_state(str(tmp_path))
     accelerator, model, optimizer = without.accelerator, without.model, without.optimizer
     attach_accelerated(
-        accelerator, method(), model, EXAMPLE, optimizer, max_norm=BOUND, checkpoint=None
+        accelerator, model, optimizer, EXAMPLE, method=method(), max_norm=BOUND, checkpoint=None
     )
     for _ in range(2):
         without.epoch()
@@ -153,7 +158,7 @@ def test_accelerates_own_registration_works_too(tmp_path: Path) -> None:
     (tmp_path / "spectralclip.pt").unlink()
     again = Loop(Scale, attached=False)
     attachment = attach_accelerated(
-        again.accelerator, Scale(), again.model, EXAMPLE, again.optimizer, checkpoint=None
+        again.accelerator, again.model, again.optimizer, EXAMPLE, method=Scale(), checkpoint=None
     )
     again.accelerator.register_for_checkpointing(attachment)
     again.accelerator.load_state(str(tmp_path))
@@ -181,7 +186,7 @@ def test_pairs_are_passed_on() -> None:
     loop, pairs = Loop(Scale, attached=False), [("nowhere", "neither")]
     with pytest.raises(ValueError, match="nowhere"):
         attach_accelerated(
-            loop.accelerator, Scale(), loop.model, EXAMPLE, loop.optimizer, pairs=pairs
+            loop.accelerator, loop.model, loop.optimizer, EXAMPLE, method=Scale(), pairs=pairs
         )
 
 
@@ -198,6 +203,6 @@ def test_layers_of_a_wrapped_model_have_their_own_names() -> None:
     bare = Wrapped()
     optimizer = torch.optim.SGD(bare.parameters(), lr=0.1)
     model, optimizer = accelerator.prepare(torch.compile(bare, backend="eager"), optimizer)
-    attachment = attach_accelerated(accelerator, Scale(), model, EXAMPLE, optimizer)
+    attachment = attach_accelerated(accelerator, model, optimizer, EXAMPLE, method=Scale())
     assert list(attachment.layers) == ["net.1", "net.3"]
     assert attachment.layers["net.1"].modules[0] is bare.net[1]

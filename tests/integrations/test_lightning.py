@@ -108,7 +108,7 @@ def test_without_the_callback_norms_grow_beyond_the_bound() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_norms_are_within_the_bound_after_every_step(method: Any) -> None:
     module, watch = Digits(), Watch()
-    callback = SpectralClipCallback(method(), EXAMPLE, max_norm=BOUND)
+    callback = SpectralClipCallback(EXAMPLE, method=method(), max_norm=BOUND)
     keys = list(module.state_dict())
     trainer(callback, watch, epochs=2).fit(module, batches())
     assert len(watch.norms) == 16
@@ -118,7 +118,7 @@ def test_norms_are_within_the_bound_after_every_step(method: Any) -> None:
 
 
 def test_nothing_is_attached_before_and_after() -> None:
-    module, callback = Digits(), SpectralClipCallback(Scale(), EXAMPLE, max_norm=BOUND)
+    module, callback = Digits(), SpectralClipCallback(EXAMPLE, method=Scale(), max_norm=BOUND)
     attached: list[bool] = []
 
     class Look(pl.Callback):
@@ -144,18 +144,20 @@ def test_nothing_is_attached_before_and_after() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_resuming_gives_bitwise_the_same_weights(method: Any, tmp_path: Path) -> None:
     whole = Digits()
-    trainer(SpectralClipCallback(method(), EXAMPLE, max_norm=BOUND), epochs=4).fit(whole, batches())
+    trainer(SpectralClipCallback(EXAMPLE, method=method(), max_norm=BOUND), epochs=4).fit(
+        whole, batches()
+    )
 
     class Save(pl.Callback):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
             trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}.ckpt")
 
-    callback = SpectralClipCallback(method(), EXAMPLE, max_norm=BOUND)
+    callback = SpectralClipCallback(EXAMPLE, method=method(), max_norm=BOUND)
     first = trainer(callback, Save(), epochs=2)
     first.fit(Digits(), batches())
     first.save_checkpoint(tmp_path / "after.ckpt")
     for name in ("0.ckpt", "1.ckpt", "after.ckpt"):
-        resumed, again = Digits(), SpectralClipCallback(method(), EXAMPLE, max_norm=BOUND)
+        resumed, again = Digits(), SpectralClipCallback(EXAMPLE, method=method(), max_norm=BOUND)
         trainer(again, epochs=4).fit(resumed, batches(), ckpt_path=tmp_path / name)
         assert_equal_weights(resumed, whole)
 
@@ -188,16 +190,16 @@ class Images(Digits):
 def test_convolutions_are_kept_and_resumed_exactly(tmp_path: Path) -> None:
     path = tmp_path / "some.ckpt"
     whole, watch = Images(), Watch()
-    callback = SpectralClipCallback(SpectralClip(), EXAMPLE, max_norm=0.5)
+    callback = SpectralClipCallback(EXAMPLE, method=SpectralClip(), max_norm=0.5)
     trainer(callback, watch, epochs=2).fit(whole, batches())
     for norms in watch.norms[2:]:
         assert max(norms.values()) <= 1.03 * 0.5
 
-    first = trainer(SpectralClipCallback(SpectralClip(), EXAMPLE, max_norm=0.5), epochs=1)
+    first = trainer(SpectralClipCallback(EXAMPLE, method=SpectralClip(), max_norm=0.5), epochs=1)
     first.fit(Images(), batches())
     first.save_checkpoint(path)
     resumed = Images()
-    again = SpectralClipCallback(SpectralClip(), EXAMPLE, max_norm=0.5)
+    again = SpectralClipCallback(EXAMPLE, method=SpectralClip(), max_norm=0.5)
     trainer(again, epochs=2).fit(resumed, batches(), ckpt_path=path)
     assert_equal_weights(resumed, whole)
 
@@ -205,15 +207,17 @@ def test_convolutions_are_kept_and_resumed_exactly(tmp_path: Path) -> None:
     content["callbacks"].clear()
     torch.save(content, path)
     forgetful = Images()
-    again = SpectralClipCallback(SpectralClip(), EXAMPLE, max_norm=0.5)
+    again = SpectralClipCallback(EXAMPLE, method=SpectralClip(), max_norm=0.5)
     trainer(again, epochs=2).fit(forgetful, batches(), ckpt_path=path)
     assert differ(forgetful, whole)
 
 
 def test_resuming_needs_the_state(tmp_path: Path) -> None:
     whole, path = Digits(), tmp_path / "half.ckpt"
-    trainer(SpectralClipCallback(Scale(), EXAMPLE, max_norm=BOUND), epochs=4).fit(whole, batches())
-    first = trainer(SpectralClipCallback(Scale(), EXAMPLE, max_norm=BOUND), epochs=2)
+    trainer(SpectralClipCallback(EXAMPLE, method=Scale(), max_norm=BOUND), epochs=4).fit(
+        whole, batches()
+    )
+    first = trainer(SpectralClipCallback(EXAMPLE, method=Scale(), max_norm=BOUND), epochs=2)
     first.fit(Digits(), batches())
     first.save_checkpoint(path)
     content = torch.load(path, weights_only=True)
@@ -222,7 +226,7 @@ def test_resuming_needs_the_state(tmp_path: Path) -> None:
     torch.save(content, path)
 
     resumed = Digits()
-    again = trainer(SpectralClipCallback(Scale(), EXAMPLE, max_norm=BOUND), epochs=4)
+    again = trainer(SpectralClipCallback(EXAMPLE, method=Scale(), max_norm=BOUND), epochs=4)
     again.fit(resumed, batches(), ckpt_path=path)
     assert differ(resumed, whole)
 
@@ -233,7 +237,7 @@ def test_a_checkpoint_that_was_only_tested_is_not_resumed_from(tmp_path: Path) -
             pass
 
     path = tmp_path / "some.ckpt"
-    first = trainer(SpectralClipCallback(Scale(), EXAMPLE, max_norm=BOUND))
+    first = trainer(SpectralClipCallback(EXAMPLE, method=Scale(), max_norm=BOUND))
     first.fit(Digits(), batches())
     first.save_checkpoint(path)
     steps: list[int] = []
@@ -243,7 +247,7 @@ def test_a_checkpoint_that_was_only_tested_is_not_resumed_from(tmp_path: Path) -
             assert callback.attachment is not None
             steps.append(callback.attachment.steps)
 
-    callback = SpectralClipCallback(Scale(), EXAMPLE, max_norm=BOUND)
+    callback = SpectralClipCallback(EXAMPLE, method=Scale(), max_norm=BOUND)
     fitting = trainer(callback, Look(), limit_train_batches=1)
     fitting.test(Tested(), batches(), ckpt_path=path)
     fitting.fit(Digits(), batches())
@@ -251,7 +255,7 @@ def test_a_checkpoint_that_was_only_tested_is_not_resumed_from(tmp_path: Path) -
 
 
 def test_accumulated_batches_are_one_step() -> None:
-    module, callback = Digits(), SpectralClipCallback(Scale(), EXAMPLE, max_norm=BOUND)
+    module, callback = Digits(), SpectralClipCallback(EXAMPLE, method=Scale(), max_norm=BOUND)
     trainer(callback, accumulate_grad_batches=4).fit(module, batches())
     assert callback.state_dict()["steps"] == [2]
     assert max(module.norms().values()) <= BOUND
@@ -261,7 +265,7 @@ def test_accumulated_batches_are_one_step() -> None:
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
 def test_precisions(method: Any, precision: str) -> None:
     module, watch = Digits(), Watch()
-    callback = SpectralClipCallback(method(), EXAMPLE, max_norm=BOUND)
+    callback = SpectralClipCallback(EXAMPLE, method=method(), max_norm=BOUND)
     trainer(callback, watch, precision=precision).fit(module, batches())
     slack = 1.01 if precision != "bf16-true" else 1.03
     assert max(norm for norms in watch.norms for norm in norms.values()) <= slack * BOUND
@@ -302,7 +306,7 @@ def test_each_of_several_optimizers_keeps_its_own_layers(method: Any, tmp_path: 
     bounds = {"first": 0.5, "second": 0.9}
 
     def make() -> SpectralClipCallback:
-        return SpectralClipCallback(method(), EXAMPLE, max_norm=bounds)
+        return SpectralClipCallback(EXAMPLE, method=method(), max_norm=bounds)
 
     whole, callback = Pair(), make()
     trainer(callback, epochs=4).fit(whole, batches())
@@ -334,7 +338,7 @@ def test_a_layer_that_joins_one_of_several_optimizers_later_is_kept_from_then_on
                 self.other.add_param_group({"params": [self.second.weight]})
 
     seen: list[float] = []
-    module, callback = Joining(), SpectralClipCallback(Scale(), EXAMPLE, max_norm=0.4)
+    module, callback = Joining(), SpectralClipCallback(EXAMPLE, method=Scale(), max_norm=0.4)
     with pytest.warns(NormWarning, match=r"\['second'\] are not held"):
         trainer(callback, epochs=2).fit(module, batches())
     assert seen[0] == seen[1] > 0.4
@@ -343,23 +347,23 @@ def test_a_layer_that_joins_one_of_several_optimizers_later_is_kept_from_then_on
 
 
 def test_several_optimizers_without_any_layer_are_refused() -> None:
-    callback = SpectralClipCallback(Scale(), EXAMPLE, max_norm=lambda name, layer: None)
+    callback = SpectralClipCallback(EXAMPLE, method=Scale(), max_norm=lambda name, layer: None)
     with pytest.raises(ValueError, match=r"Scale found no layer.*\['first', 'second'\]"):
         trainer(callback).fit(Pair(), batches())
 
 
 def test_other_layers_than_those_of_the_checkpoint_are_refused(tmp_path: Path) -> None:
-    first = trainer(SpectralClipCallback(Scale(), EXAMPLE, max_norm=0.5))
+    first = trainer(SpectralClipCallback(EXAMPLE, method=Scale(), max_norm=0.5))
     first.fit(Pair(), batches())
     first.save_checkpoint(tmp_path / "some.ckpt")
-    callback = SpectralClipCallback(Scale(), EXAMPLE, max_norm={"first": 0.5})
+    callback = SpectralClipCallback(EXAMPLE, method=Scale(), max_norm={"first": 0.5})
     with pytest.raises(ValueError, match=r"speaks of the layers \['second'\]"):
         trainer(callback, epochs=2).fit(Pair(), batches(), ckpt_path=tmp_path / "some.ckpt")
     assert callback.attachment is None
 
 
 def test_a_penalty_counts_each_layer_once() -> None:
-    callback = SpectralClipCallback(Scale(penalty=0.5), EXAMPLE, max_norm=100.0)
+    callback = SpectralClipCallback(EXAMPLE, method=Scale(penalty=0.5), max_norm=100.0)
     seen: list[tuple[float, float]] = []
 
     class Penalized(Pair):
@@ -374,9 +378,9 @@ def test_a_penalty_counts_each_layer_once() -> None:
 
 
 def test_a_penalty_reaches_the_weights() -> None:
-    plain, callback = Digits(), SpectralClipCallback(Scale(), EXAMPLE, max_norm=100.0)
+    plain, callback = Digits(), SpectralClipCallback(EXAMPLE, method=Scale(), max_norm=100.0)
     trainer(callback).fit(plain, batches())
-    callback = SpectralClipCallback(Scale(penalty=0.1), EXAMPLE, max_norm=100.0)
+    callback = SpectralClipCallback(EXAMPLE, method=Scale(penalty=0.1), max_norm=100.0)
     penalized = Digits(callback.penalty)
     trainer(callback).fit(penalized, batches())
     for name, norm in penalized.norms().items():
@@ -401,7 +405,7 @@ def test_layers_that_are_thawed_later_are_kept_from_then_on() -> None:
     with torch.no_grad():
         module.net[1].weight.mul_(3)
     start = dense_norm(module.net[1].weight)
-    callback = SpectralClipCallback(Scale(), EXAMPLE, max_norm=BOUND)
+    callback = SpectralClipCallback(EXAMPLE, method=Scale(), max_norm=BOUND)
     trainer(Thaw(), callback, watch, epochs=2).fit(module, batches())
     assert start > BOUND
     assert [norms["net.1"] for norms in watch.norms[:8]] == [start] * 8
@@ -412,7 +416,7 @@ def test_layers_that_are_thawed_later_are_kept_from_then_on() -> None:
 def test_the_modules_own_example_is_the_default(example: Any) -> None:
     module = Digits()
     module.example_input_array = example
-    trainer(SpectralClipCallback(Scale(), max_norm=BOUND)).fit(module, batches())
+    trainer(SpectralClipCallback(method=Scale(), max_norm=BOUND)).fit(module, batches())
     assert max(module.norms().values()) <= BOUND
 
 
@@ -420,7 +424,7 @@ def test_without_an_example_the_error_says_what_to_do() -> None:
     module = Digits()
     start = copy.deepcopy(module.state_dict())
     with pytest.raises(ValueError, match=r"Digits once.*pass example_inputs.*example_input_array"):
-        trainer(SpectralClipCallback(Scale())).fit(module, batches())
+        trainer(SpectralClipCallback(method=Scale())).fit(module, batches())
     assert all(torch.equal(value, start[name]) for name, value in module.state_dict().items())
 
 
@@ -432,7 +436,7 @@ class Failing(Digits):
 
 
 def test_an_exception_removes_it_and_keeps_the_state(tmp_path: Path) -> None:
-    module, callback = Failing(), SpectralClipCallback(Scale(), EXAMPLE, max_norm=BOUND)
+    module, callback = Failing(), SpectralClipCallback(EXAMPLE, method=Scale(), max_norm=BOUND)
     saving = pl.callbacks.ModelCheckpoint(tmp_path, filename="broken", save_on_exception=True)
     with pytest.raises(ArithmeticError, match="on purpose"):
         trainer(callback, saving, enable_checkpointing=True).fit(module, batches())
@@ -443,7 +447,7 @@ def test_an_exception_removes_it_and_keeps_the_state(tmp_path: Path) -> None:
 
 def test_after_an_exception_no_process_waits_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spectralclip.integrations._callback._among_others", lambda: True)
-    callback = SpectralClipCallback(Scale(), EXAMPLE, max_norm=BOUND)
+    callback = SpectralClipCallback(EXAMPLE, method=Scale(), max_norm=BOUND)
     with pytest.raises(ArithmeticError, match="on purpose"):
         trainer(callback).fit(Failing(), batches())
     assert callback.attachment is None
@@ -455,7 +459,7 @@ def test_finalizing_clips_what_the_method_left() -> None:
     with torch.no_grad():
         module.net[3].weight.mul_(20)
     frozen = dense_norm(module.net[3].weight)
-    callback = SpectralClipCallback(Scale(), EXAMPLE, max_norm=BOUND, finalize=True)
+    callback = SpectralClipCallback(EXAMPLE, method=Scale(), max_norm=BOUND, finalize=True)
     trainer(callback).fit(module, batches())
     assert frozen > BOUND
     assert set(callback.results) == {"net.1", "net.3"}
@@ -496,7 +500,7 @@ def test_finalizing_may_be_certified(certify: Any, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Attachment, "finalize", spy)
     callback = SpectralClipCallback(
-        Scale(), EXAMPLE, max_norm=BOUND, finalize=True, certify=certify
+        EXAMPLE, method=Scale(), max_norm=BOUND, finalize=True, certify=certify
     )
     trainer(callback, limit_train_batches=1).fit(Digits(), batches())
     assert asked == [{"certify": certify}]
@@ -505,7 +509,7 @@ def test_finalizing_may_be_certified(certify: Any, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_norms_are_logged_beside_the_loss(accumulated: int, tmp_path: Path) -> None:
     memory, watch = Memory(tmp_path), Watch()
-    callback = SpectralClipCallback(Scale(), EXAMPLE, max_norm=BOUND)
+    callback = SpectralClipCallback(EXAMPLE, method=Scale(), max_norm=BOUND)
     fitting = trainer(
         callback,
         watch,
@@ -525,23 +529,23 @@ def test_norms_are_logged_beside_the_loss(accumulated: int, tmp_path: Path) -> N
 
 def test_logging_can_be_left_out(tmp_path: Path) -> None:
     memory = Memory(tmp_path)
-    callback = SpectralClipCallback(Scale(), EXAMPLE, max_norm=BOUND, log=False)
+    callback = SpectralClipCallback(EXAMPLE, method=Scale(), max_norm=BOUND, log=False)
     trainer(callback, logger=memory).fit(Digits(), batches())
     assert memory.of("spectral_norm/net.1") == []
 
 
 @pytest.mark.parametrize("module", [Digits, Pair])
 def test_pairs_are_passed_on(module: Any) -> None:
-    callback = SpectralClipCallback(Scale(), EXAMPLE, pairs=[("nowhere", "neither")])
+    callback = SpectralClipCallback(EXAMPLE, method=Scale(), pairs=[("nowhere", "neither")])
     with pytest.raises(ValueError, match="nowhere"):
         trainer(callback).fit(module(), batches())
 
 
 def test_bad_settings_are_refused_at_once() -> None:
     with pytest.raises(TypeError, match=r"must be a Method.*got 'SpectralClip'"):
-        SpectralClipCallback("SpectralClip")
+        SpectralClipCallback(method="SpectralClip")
     with pytest.raises(ValueError, match=r"certify=True.*finalize=True"):
-        SpectralClipCallback(Scale(), certify=True)
+        SpectralClipCallback(method=Scale(), certify=True)
 
 
 WITH_PYTORCH_LIGHTNING = """

@@ -36,7 +36,7 @@ class Training:
             self.model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.attachment: Attachment = attach(
-            Scale(), self.model, torch.zeros(1, 6), self.optimizer, **settings
+            self.model, self.optimizer, torch.zeros(1, 6), method=Scale(), **settings
         )
 
     def step(self) -> dict[str, float]:

@@ -83,7 +83,7 @@ def norms(model: nn.Module) -> dict[str, float]:
 
 
 def make(method: Any = Scale, **settings: Any) -> SpectralClipCallback:
-    return SpectralClipCallback(method(), TOKENS, **{"max_norm": BOUND} | settings)
+    return SpectralClipCallback(TOKENS, method=method(), **{"max_norm": BOUND} | settings)
 
 
 class Watch(hf.TrainerCallback):
@@ -220,7 +220,7 @@ def test_after_an_exception_it_is_removed_by_hand_or_by_the_next_run(tmp_path: P
 
 
 def test_the_models_own_example_is_the_default(tmp_path: Path) -> None:
-    model = trained(tmp_path, SpectralClipCallback(Scale(), max_norm=BOUND)).model
+    model = trained(tmp_path, SpectralClipCallback(method=Scale(), max_norm=BOUND)).model
     assert max(norms(model).values()) <= BOUND
 
 
@@ -235,7 +235,7 @@ def test_without_an_example_the_error_says_what_to_do(tmp_path: Path) -> None:
             return {"loss": nn.functional.cross_entropy(scores, labels), "logits": scores}
 
     def train(*settings: Any) -> Plain:
-        callback = SpectralClipCallback(Scale(), *settings, max_norm=BOUND)
+        callback = SpectralClipCallback(*settings, method=Scale(), max_norm=BOUND)
         args = arguments(tmp_path)
         trainer = hf.Trainer(Plain(), args, train_dataset=examples(), callbacks=[callback])
         trainer.train()
@@ -248,7 +248,7 @@ def test_without_an_example_the_error_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_a_penalty_in_a_compute_loss_of_ones_own(tmp_path: Path) -> None:
-    callback = SpectralClipCallback(Scale(penalty=0.1), TOKENS, max_norm=100.0)
+    callback = SpectralClipCallback(TOKENS, method=Scale(penalty=0.1), max_norm=100.0)
 
     class Penalized(hf.Trainer):
         def compute_loss(self, model: Any, inputs: Any, **settings: Any) -> Tensor:
@@ -266,5 +266,5 @@ def test_a_tokenizers_encoding_is_an_example(tmp_path: Path) -> None:
     encoding = hf.BatchEncoding({**TOKENS, "attention_mask": torch.ones(1, 6)})
     there = moved(encoding, torch.device("meta"))
     assert {name: x.device.type for name, x in there.items()} == dict.fromkeys(encoding, "meta")
-    model = trained(tmp_path, SpectralClipCallback(Scale(), encoding, max_norm=BOUND)).model
+    model = trained(tmp_path, SpectralClipCallback(encoding, method=Scale(), max_norm=BOUND)).model
     assert max(norms(model).values()) <= BOUND

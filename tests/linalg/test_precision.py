@@ -193,7 +193,7 @@ def attached(method: sc.Method) -> None:
     """Only the library's own part; the model's passes are the user's."""
     model = network().train()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    attachment = sc.attach(method, model, example(), optimizer, max_norm=0.3)
+    attachment = sc.attach(model, optimizer, example(), method=method, max_norm=0.3)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
@@ -236,9 +236,9 @@ ENTRIES: dict[str, Callable[[], object]] = {
     "singular_values": lambda: sc.singular_values(reflect(), SHAPE),
     "norm_bounds": lambda: sc.norm_bounds(reflect(), SHAPE),
     "every size": lambda: sc.norm_bounds_all_sizes(nn.Conv2d(2, 3, 3, padding=1)),
-    "clip_": lambda: sc.clip_(reflect(), 0.4, SHAPE, certify=True),
-    "clip_ on a torus": lambda: sc.clip_(nn.Conv2d(2, 3, 3, padding=1), 0.2, SHAPE),
-    "exact": lambda: sc.clip_(reflect(), 0.8, SHAPE, exact=True),
+    "clip_": lambda: sc.clip_(reflect(), SHAPE, 0.4, certify=True),
+    "clip_ on a torus": lambda: sc.clip_(nn.Conv2d(2, 3, 3, padding=1), SHAPE, 0.2),
+    "exact": lambda: sc.clip_(reflect(), SHAPE, 0.8, exact=True),
     "clip_model_": lambda: sc.clip_model_(network(), example(), 0.3),
     "set_spectrum_": new_spectrum,
     "find_layers": lambda: sc.find_layers(network(), example()),
@@ -294,7 +294,7 @@ def test_probabilistic_bounds_are_above_the_norm(reduced: dict[str, Any]) -> Non
         true = singular_values(layer.double(), SHAPE)[0]
         op = sc.as_operator(layer.float(), SHAPE)  # so that float32 is all there is
         with tf32_products():
-            interval = sc.norm_bounds(op, SHAPE, rtol=1e-4)
+            interval = sc.norm_bounds(op, SHAPE, tol=1e-4)
         assert interval.kind == "probabilistic"
         assert true in interval, seed
     assert settings() == reduced

@@ -53,7 +53,7 @@ def test_clamps_what_is_above_the_bound(name: str, dtype: torch.dtype) -> None:
     bound = 0.6 * float(before.abs().max())
     assert before.min() < 0 < before.max()
     attachment = attach(
-        ClipBatchNorm(), model, torch.zeros(2, *in_shape, dtype=dtype), max_norm=bound
+        model, None, torch.zeros(2, *in_shape, dtype=dtype), method=ClipBatchNorm(), max_norm=bound
     )
     assert_identical(model.state_dict(), saved)
     attachment.step()
@@ -74,7 +74,9 @@ def test_a_norm_within_the_bound_is_not_written_to() -> None:
     gamma = model[0].weight
     version, content = gamma._version, gamma.detach().clone()
     bound = dense_norm(model, in_shape) * (1 + 1e-6)
-    attachment = attach(ClipBatchNorm(), model, torch.zeros(2, *in_shape), max_norm=bound)
+    attachment = attach(
+        model, None, torch.zeros(2, *in_shape), method=ClipBatchNorm(), max_norm=bound
+    )
     attachment.step()
     assert gamma._version == version
     assert torch.equal(gamma, content)
@@ -84,7 +86,7 @@ def test_a_norm_within_the_bound_is_not_written_to() -> None:
 def test_holds_after_every_step_of_training() -> None:
     model = small_network()
     optimizer = sgd(model, lr=0.2)
-    attachment = attach(ClipBatchNorm(), model, EXAMPLE, optimizer, max_norm=0.9)
+    attachment = attach(model, optimizer, EXAMPLE, method=ClipBatchNorm(), max_norm=0.9)
     assert list(attachment.layers) == ["1", "4"]
     for index in range(12):
         train(model, optimizer, 1, first=index)
@@ -106,7 +108,7 @@ def test_takes_batch_norms_with_a_scale_and_statistics_alone() -> None:
         nn.Flatten(),
         nn.Linear(3 * 36, 4),
     )
-    attachment = attach(ClipBatchNorm(), model, EXAMPLE)
+    attachment = attach(model, None, EXAMPLE, method=ClipBatchNorm())
     assert list(attachment.layers) == ["4"]
     composed = find_layers(small_network(), EXAMPLE, compose=True)
     assert not any(ClipBatchNorm().takes(layer) for layer in composed.values())
@@ -117,7 +119,7 @@ def test_a_frozen_scale_stays() -> None:
     model[0].weight.requires_grad_(False)
     saved = snapshot(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    attach(ClipBatchNorm(), model, torch.zeros(2, *in_shape), optimizer, max_norm=1e-3)
+    attach(model, optimizer, torch.zeros(2, *in_shape), method=ClipBatchNorm(), max_norm=1e-3)
     optimizer.step()
     assert_identical(model.state_dict(), saved)
 
@@ -126,7 +128,9 @@ def test_a_frozen_scale_stays() -> None:
 def test_nan_is_reported_once_and_left(what: str) -> None:
     model, in_shape = trained("2d")
     saved = snapshot(model)
-    attachment = attach(ClipBatchNorm(), model, torch.zeros(2, *in_shape), max_norm=0.1)
+    attachment = attach(
+        model, None, torch.zeros(2, *in_shape), method=ClipBatchNorm(), max_norm=0.1
+    )
     with torch.no_grad():
         getattr(model[0], what)[1] = math.nan
     broken = snapshot(model)

@@ -43,7 +43,7 @@ def test_norms_below_the_bound_are_raised_if_asked_for(which: str, norm: float) 
     layer = _of_norm(make(), shape, norm)
     # So many that the norm is known: one that is taken for too small is raised too far.
     method = dataclasses.replace(method, raises=True, power_iterations=100)
-    attachment = attach(method, layer, torch.zeros(1, *shape), max_norm=1.0)
+    attachment = attach(layer, None, torch.zeros(1, *shape), method=method, max_norm=1.0)
     for _ in range(40):
         attachment.step()
     # Above 0.95 norms are left alone.
@@ -58,9 +58,10 @@ def test_norms_below_the_bound_are_left_alone_else(which: str, norm: float, rais
     layer = _of_norm(make(), shape, norm)
     before = layer.get_parameter("weight").detach().clone()
     attachment = attach(
-        dataclasses.replace(method, raises=raises, power_iterations=50),
         layer,
+        None,
         torch.zeros(1, *shape),
+        method=dataclasses.replace(method, raises=raises, power_iterations=50),
         max_norm=1.0,
     )
     for _ in range(10):
@@ -77,7 +78,7 @@ def test_a_dense_layer_is_raised_in_one_round_to_the_bound() -> None:
     with torch.no_grad():
         layer.weight.copy_(u @ torch.diag(values) @ v.T)
     method = methods.FastClip(lr=1.0, every=1, power_iterations=400, shift=0.0, raises=True)
-    attach(method, layer, torch.zeros(1, 3, dtype=torch.float64), max_norm=1.0).step()
+    attach(layer, None, torch.zeros(1, 3, dtype=torch.float64), method=method, max_norm=1.0).step()
     found = torch.linalg.svdvals(layer.weight.detach())
     expected = torch.tensor([1.0, 0.2, 0.1], dtype=torch.float64)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
@@ -87,7 +88,7 @@ def test_nothing_cannot_be_raised() -> None:
     layer = nn.Linear(3, 3)
     nn.init.zeros_(layer.weight)
     method = methods.FastClip(lr=1.0, every=1, raises=True)
-    attach(method, layer, torch.zeros(1, 3), max_norm=1.0).step()
+    attach(layer, None, torch.zeros(1, 3), method=method, max_norm=1.0).step()
     assert not bool(layer.weight.any())
     wrong: Any = "yes"
     with pytest.raises(TypeError, match="raises must be True or False"):

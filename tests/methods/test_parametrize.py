@@ -152,25 +152,25 @@ def test_evaluation_costs_nothing_and_changes_nothing() -> None:
     conv = true_spectral_norm(nn.Conv2d(3, 4, 3), (3, 8, 8), 0.3).eval()
     with torch.no_grad():
         conv.parametrizations["weight"].original.mul_(1.5)
-    before, spent = snapshot(conv), parts(conv).applications
+    before, spent = snapshot(conv), parts(conv).num_matvecs
     conv(torch.randn(2, 3, 8, 8))
     assert_identical(snapshot(conv), before)
-    assert parts(conv).applications == spent
+    assert parts(conv).num_matvecs == spent
     # The direction is the same, so that even so the norm is right.
     assert dense_norm(conv, (3, 8, 8)) == pytest.approx(0.3, rel=1e-3)
 
 
 def test_the_vectors_follow_the_weight_once_it_has_changed() -> None:
     conv = true_spectral_norm(nn.Conv2d(3, 4, 3), (3, 8, 8), 0.3)
-    spent = parts(conv).applications
+    spent = parts(conv).num_matvecs
     conv(torch.randn(2, 3, 8, 8))
-    assert parts(conv).applications == spent
+    assert parts(conv).num_matvecs == spent
     with torch.no_grad():
         conv.parametrizations["weight"].original.copy_(torch.randn(4, 3, 3, 3))
     assert dense_norm(conv, (3, 8, 8)) > 0.4  # not yet
     for _ in range(3):  # the first of three uses in one step
         conv(torch.randn(2, 3, 8, 8)).sum().backward()
-    assert 10 < parts(conv).applications - spent < 100
+    assert 10 < parts(conv).num_matvecs - spent < 100
     assert dense_norm(conv, (3, 8, 8)) == pytest.approx(0.3, rel=2e-3)
 
 
@@ -236,7 +236,7 @@ def test_copies_are_apart() -> None:
 def test_copies_outlive_what_they_are_copies_of() -> None:
     """They share a class that torch has made, and takes the weight out of when it is removed."""
     model = nn.Sequential(nn.Linear(4, 3))
-    attachment = attach(Parametrize(), model, torch.zeros(1, 4), sgd(model), max_norm=0.1)
+    attachment = attach(model, sgd(model), torch.zeros(1, 4), method=Parametrize(), max_norm=0.1)
     twin = copy.deepcopy(model)
     attachment.remove()
     assert type(model[0]) is nn.Linear
@@ -278,7 +278,7 @@ def test_there_is_no_estimate_of_what_is_not_affine() -> None:
 def test_the_bound_holds_in_training() -> None:
     model = small_network()
     optimizer = sgd(model, lr=0.2)
-    attachment = attach(Parametrize(), model, EXAMPLE, optimizer, max_norm=0.7)
+    attachment = attach(model, optimizer, EXAMPLE, method=Parametrize(), max_norm=0.7)
     for index in range(0, 24, 2):
         train(model, optimizer, 2, first=index)
         for name, norm in norms_of(attachment).items():
@@ -292,7 +292,7 @@ def test_finalize_certifies_plain_layers() -> None:
     model = small_network()
     keys, weights = list(model.state_dict()), [model[i].weight for i in (0, 3, 6, 9)]
     optimizer = sgd(model, lr=0.2)
-    attachment = attach(Parametrize(), model, EXAMPLE, optimizer, max_norm=0.7)
+    attachment = attach(model, optimizer, EXAMPLE, method=Parametrize(), max_norm=0.7)
     assert list(model.state_dict()) != keys
     train(model, optimizer, 6)
     results = attachment.finalize(certify=True)
@@ -306,7 +306,7 @@ def test_finalize_certifies_plain_layers() -> None:
 
 def test_remove_keeps_what_the_model_computes() -> None:
     model = small_network()
-    attachment = attach(Parametrize(), model, EXAMPLE, sgd(model), max_norm=0.5)
+    attachment = attach(model, sgd(model), EXAMPLE, method=Parametrize(), max_norm=0.5)
     model.eval()
     before = model(EXAMPLE)
     attachment.remove()
@@ -324,10 +324,10 @@ def test_goes_on_exactly() -> None:
             model,
             optimizer,
             attach(
-                Parametrize(check_every=4),
                 model,
-                EXAMPLE,
                 optimizer,
+                EXAMPLE,
+                method=Parametrize(check_every=4),
                 max_norm=0.8,
                 schedule=schedule,
             ),
@@ -353,7 +353,7 @@ def test_same_seed_same_run_and_the_global_generator_is_left_alone() -> None:
         model = small_network()
         optimizer = sgd(model)
         before = torch.get_rng_state()
-        attach(Parametrize(check_every=2), model, EXAMPLE, optimizer, max_norm=0.7)
+        attach(model, optimizer, EXAMPLE, method=Parametrize(check_every=2), max_norm=0.7)
         train(model, optimizer, 3)
         assert torch.equal(torch.get_rng_state(), before)
         runs.append(model.state_dict())
@@ -363,7 +363,7 @@ def test_same_seed_same_run_and_the_global_generator_is_left_alone() -> None:
 def test_frozen_layers_are_left_alone() -> None:
     model = small_network()
     model[3].weight.requires_grad_(False)
-    attach(Parametrize(), model, EXAMPLE, sgd(model), max_norm=0.1)
+    attach(model, sgd(model), EXAMPLE, method=Parametrize(), max_norm=0.1)
     assert [parametrize.is_parametrized(model[i]) for i in (0, 3, 6)] == [True, False, True]
 
 
@@ -371,7 +371,7 @@ def test_a_layer_that_is_freed_later_is_held_from_then_on() -> None:
     model = small_network()
     model[3].weight.requires_grad_(False)
     weight, optimizer = model[3].weight, sgd(model)
-    attachment = attach(Parametrize(), model, EXAMPLE, optimizer, max_norm=0.1)
+    attachment = attach(model, optimizer, EXAMPLE, method=Parametrize(), max_norm=0.1)
     train(model, optimizer, 1)
     assert "3" not in attachment.norms()
     weight.requires_grad_(True)
@@ -386,7 +386,7 @@ def test_a_layer_that_is_freed_later_is_held_from_then_on() -> None:
 def test_a_layer_that_is_freed_while_it_is_not_finite_is_held_once_it_is() -> None:
     model = small_network()
     model[3].weight.requires_grad_(False)
-    attachment = attach(Parametrize(), model, EXAMPLE, sgd(model), max_norm=0.1)
+    attachment = attach(model, sgd(model), EXAMPLE, method=Parametrize(), max_norm=0.1)
     good = model[3].weight.detach().clone()
     with torch.no_grad():
         model[3].weight.fill_(math.nan)
@@ -411,7 +411,7 @@ def test_layers_that_are_not_linear_in_their_weight_are_left_alone() -> None:
             return nn.functional.linear(x, self.weight + self.other)
 
     model = nn.Sequential(Sum(), nn.ReLU(), Residual(5, 5), Scaled(5), nn.Linear(5, 5))
-    attachment = attach(Parametrize(), model, torch.zeros(1, 5), sgd(model))
+    attachment = attach(model, sgd(model), torch.zeros(1, 5), method=Parametrize())
     assert list(attachment.layers) == ["3", "4"]
 
 
@@ -429,7 +429,7 @@ class TwoSizes(nn.Module):
 
 def test_a_layer_used_at_two_sizes_is_within_its_bound_at_both() -> None:
     model = TwoSizes()
-    attach(Parametrize(), model, torch.zeros(1, 2, 12, 12), sgd(model), max_norm=0.3)
+    attach(model, sgd(model), torch.zeros(1, 2, 12, 12), method=Parametrize(), max_norm=0.3)
     norms = [dense_norm(model.conv, (2, size, size)) for size in (12, 4)]
     assert norms[0] > 1.02 * norms[1]
     assert norms[0] == pytest.approx(0.3, rel=1e-3)
@@ -438,7 +438,7 @@ def test_a_layer_used_at_two_sizes_is_within_its_bound_at_both() -> None:
 def test_weights_that_are_not_finite_are_reported_once() -> None:
     model = small_network()
     optimizer = sgd(model)
-    attachment = attach(Parametrize(), model, EXAMPLE, optimizer, max_norm=0.7)
+    attachment = attach(model, optimizer, EXAMPLE, method=Parametrize(), max_norm=0.7)
     good = snapshot(model)
     with torch.no_grad():
         model[0].parametrizations["weight"].original[0, 0, 0, 0] = math.nan
@@ -456,7 +456,9 @@ def test_a_layer_of_zeros() -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3))
     nn.init.zeros_(model[0].weight)
     optimizer = sgd(model, lr=1.0)
-    attachment = attach(Parametrize(), model, torch.zeros(1, 2, 6, 6), optimizer, max_norm=0.1)
+    attachment = attach(
+        model, optimizer, torch.zeros(1, 2, 6, 6), method=Parametrize(), max_norm=0.1
+    )
     x = torch.randn(4, 2, 6, 6)
     for _ in range(3):
         optimizer.zero_grad()
@@ -477,7 +479,7 @@ def test_gradient_accumulation_is_that_of_the_whole_batch() -> None:
     gradients = []
     for halves in (False, True):
         model = small_network().double().eval()
-        attach(Parametrize(), model, EXAMPLE.double(), sgd(model), max_norm=0.7)
+        attach(model, sgd(model), EXAMPLE.double(), method=Parametrize(), max_norm=0.7)
         for module in model.modules():
             if isinstance(module, TrueNorm):
                 module.training = True

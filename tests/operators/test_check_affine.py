@@ -90,7 +90,7 @@ def test_a_layer_that_works_in_place_does_no_harm() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"basis": -3}, {"oversampling": -1}, {"max_applications": 0}, {"basis": 2.5}]
+    "settings", [{"basis": -3}, {"oversampling": -1}, {"max_matvecs": 0}, {"basis": 2.5}]
 )
 def test_lanczos_refuses_settings_without_sense(settings: dict[str, float]) -> None:
     (name,) = settings

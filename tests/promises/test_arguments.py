@@ -34,7 +34,7 @@ def test_in_shape_may_be_left_out_where_the_layer_knows_it(name: str) -> None:
     sc.check_affine(layer)
     if name != "sequential":  # one weight moves
         sc.set_spectrum_(layer, None, sc.svds(layer, k=1), lambda S: 2 * S)
-    assert sc.clip_(layer, 0.1).norm_after <= 0.1 * 1.001
+    assert sc.clip_(layer, max_norm=0.1).norm_after <= 0.1 * 1.001
 
 
 def test_an_operator_knows_its_shape() -> None:
@@ -52,7 +52,7 @@ def test_an_operator_knows_its_shape() -> None:
         sc.singular_values,
         sc.as_operator,
         sc.check_affine,
-        lambda layer: sc.clip_(layer, 1.0),
+        lambda layer: sc.clip_(layer, max_norm=1.0),
     ],
 )
 def test_in_shape_is_asked_for_where_it_is_not_known(call: Any) -> None:
@@ -90,12 +90,12 @@ def test_bounds_of_numpy_and_torch(bound: Any) -> None:
         for parameter in model.parameters():
             parameter.mul_(4)
     x = torch.zeros(2, 6)
-    assert sc.clip_(nn.Linear(6, 6), bound).norm_after <= 0.5005
-    assert methods.paper_clip_(nn.Linear(6, 6), bound, (6,), lr=0.1).norm_after > 0
+    assert sc.clip_(nn.Linear(6, 6), max_norm=bound).norm_after <= 0.5005
+    assert methods.paper_clip_(nn.Linear(6, 6), (6,), bound, lr=0.1).norm_after > 0
     by_name = sc.clip_model_(model, x, max_norm={"0": bound})
     assert by_name["0"].norm_after <= 0.5005
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    attachment = sc.attach(methods.SpectralClip(), model, x, optimizer, max_norm=bound)
+    attachment = sc.attach(model, optimizer, x, method=methods.SpectralClip(), max_norm=bound)
     assert attachment.max_norms == {"0": 0.5, "2": 0.5}
     attachment.remove()
     results = sc.clip_model_(model, x, max_norm=lambda name, layer: bound)
@@ -108,13 +108,13 @@ def test_what_is_no_bound_is_refused_before_anything_changes(bound: Any) -> None
     model, before = nn.Sequential(layer), layer.weight.detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for call in (
-        lambda: sc.clip_(layer, bound),
+        lambda: sc.clip_(layer, max_norm=bound),
         lambda: sc.clip_model_(model, torch.zeros(1, 6), max_norm=bound),
         lambda: sc.clip_model_(model, torch.zeros(1, 6), max_norm={"0": bound}),
         lambda: sc.attach(
-            methods.SpectralClip(), model, torch.zeros(1, 6), optimizer, max_norm=bound
+            model, optimizer, torch.zeros(1, 6), method=methods.SpectralClip(), max_norm=bound
         ),
-        lambda: methods.paper_clip_(layer, bound, (6,)),
+        lambda: methods.paper_clip_(layer, (6,), bound),
     ):
         with pytest.raises(ValueError, match=r"max_norm.*must be a positive number"):
             call()

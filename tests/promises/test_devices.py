@@ -133,9 +133,9 @@ def test_values_are_those_of_the_dense_matrix(name: str, device: torch.device) -
 def test_bounds_hold_the_norm_of_the_dense_matrix(name: str, device: torch.device) -> None:
     parts, in_shape = made(name, device)
     layer, true = layer_of(parts), oracle(parts, in_shape)[0]
-    for settings in ({}, {"deterministic": True}, {"rtol": 1e-5}):
+    for settings in ({}, {"deterministic": True}, {"tol": 1e-5}):
         interval = sc.norm_bounds(layer, in_shape, **settings)
-        assert true in interval and interval.width <= settings.get("rtol", 0.05)
+        assert true in interval and interval.width <= settings.get("tol", 0.05)
 
 
 def test_a_deterministic_bound_needs_no_float64_on_the_device(device: torch.device) -> None:
@@ -159,7 +159,7 @@ def test_clipped_layers_are_within_the_bound(name: str, device: torch.device) ->
         if "exact" in settings and name == "pooled":
             continue
         bound = share * oracle(parts, in_shape)[0]
-        result = sc.clip_(layer_of(parts), bound, in_shape, **settings)
+        result = sc.clip_(layer_of(parts), in_shape, bound, **settings)
         reached = oracle(parts, in_shape)[0]
         assert result.converged
         assert reached <= bound * (1 if "certify" in settings else 1.001)
@@ -221,7 +221,7 @@ def network(mode: str) -> nn.Sequential:
 def trained(model: nn.Module, x: torch.Tensor, method: sc.Method, steps: int = 2) -> Any:
     labels = (torch.arange(len(x)) % 4).to(x.device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    attachment = sc.attach(method, model, x[:1], optimizer, max_norm=0.7)
+    attachment = sc.attach(model, optimizer, x[:1], method=method, max_norm=0.7)
     for _ in range(steps):
         optimizer.zero_grad()
         (nn.functional.cross_entropy(model(x), labels) + attachment.penalty()).backward()

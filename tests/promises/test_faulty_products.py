@@ -75,13 +75,13 @@ ENTRIES: dict[str, Callable[[], Any]] = {
     "spectral_norm": lambda: sc.spectral_norm(conv(), SHAPE),
     "singular_values": lambda: sc.singular_values(conv(), SHAPE),
     "norm_bounds": lambda: sc.norm_bounds(conv(), SHAPE),
-    "clip_": lambda: sc.clip_(conv(), 0.1, SHAPE),
+    "clip_": lambda: sc.clip_(conv(), SHAPE, 0.1),
     "clip_model_": lambda: sc.clip_model_(net(), torch.randn(2, *SHAPE), 0.1),
     "find_layers": lambda: sc.find_layers(net(), torch.randn(2, *SHAPE)),
     "audit": lambda: sc.audit(net(), torch.randn(2, *SHAPE)),
     "lipschitz_bounds": lambda: sc.lipschitz_bounds(net(), torch.randn(2, *SHAPE)),
     "jacobian_operator": lambda: sc.jacobian_operator(net(), torch.randn(1, *SHAPE)),
-    "attach": lambda: sc.attach(methods.SpectralClip(), net(), torch.randn(2, *SHAPE)),
+    "attach": lambda: sc.attach(net(), None, torch.randn(2, *SHAPE), method=methods.SpectralClip()),
 }
 
 
@@ -113,7 +113,7 @@ def test_products_that_fail_later_are_told_too() -> None:
 def test_steps_that_fail_are_told_too() -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    held = sc.attach(methods.SpectralClip(), model, torch.randn(2, *SHAPE), optimizer)
+    held = sc.attach(model, optimizer, torch.randn(2, *SHAPE), method=methods.SpectralClip())
     with failing(), pytest.raises(FaultyProcessorError):
         step_(optimizer)
     with failing(), pytest.raises(FaultyProcessorError):
@@ -152,7 +152,7 @@ HALF: dict[str, Callable[[nn.Module], Any]] = {
     "svds": lambda layer: sc.svds(layer, SHAPE, 2),
     "spectral_norm": lambda layer: sc.spectral_norm(layer, SHAPE, differentiable=True),
     "norm_bounds": lambda layer: sc.norm_bounds(layer, SHAPE),
-    "clip_": lambda layer: sc.clip_(layer, 0.1, SHAPE),
+    "clip_": lambda layer: sc.clip_(layer, SHAPE, 0.1),
     "set_spectrum_": lambda layer: sc.set_spectrum_(
         layer, SHAPE, sc.svds(layer, SHAPE, 2), lambda s: s / 2
     ),
@@ -180,7 +180,7 @@ def test_training_adds_no_product_in_half_precision(name: str) -> None:
     model = conv(torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.randn(2, *SHAPE, dtype=torch.bfloat16)
-    held = sc.attach(getattr(methods, name)(), model, x, optimizer)  # runs the model once
+    held = sc.attach(model, optimizer, x, method=getattr(methods, name)())  # runs the model once
     with Products(no_half):
         for _ in range(2):
             step_(optimizer)

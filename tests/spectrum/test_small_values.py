@@ -70,7 +70,7 @@ def test_values_that_fall_fast_in_single_precision() -> None:
         np.testing.assert_allclose(found.S.double().numpy(), expected[:k], rtol=1e-3)
         np.testing.assert_allclose(found.S[:8].double().numpy(), expected[:8], rtol=5e-6)
         assert_honest(found, expected[:k], 1e-3)
-        assert found.applications < 250
+        assert found.num_matvecs < 250
 
 
 @UNCONVERGED

@@ -85,7 +85,7 @@ def assert_shapes(found: Spectrum, op: LinearOperator) -> None:
         assert part.dtype == op.dtype
         assert part.device == op.device
         assert not part.requires_grad
-    assert isinstance(found.applications, int)
+    assert isinstance(found.num_matvecs, int)
 
 
 # --- Every case, every solver -------------------------------------------------------------
@@ -392,7 +392,7 @@ def test_against_arpack_on_a_convolution_of_a_real_size() -> None:
                 np.linalg.norm(backward(u.numpy()) - float(s) * flat(v[None])[0]),
             )
             assert float(residual) == pytest.approx(both, rel=0.05, abs=1e-4)
-    assert found.applications < 600
+    assert found.num_matvecs < 600
 
 
 # --- Reproducible -------------------------------------------------------------------------
@@ -416,7 +416,7 @@ def test_same_seed_same_result(solver: str, k: int) -> None:
         for one, other in ((0, 1), (2, 3)):
             assert torch.equal(getattr(results[one], name), getattr(results[other], name))
         assert not torch.equal(results[3].V, results[4].V)
-    assert results[0].applications == results[1].applications
+    assert results[0].num_matvecs == results[1].num_matvecs
 
 
 # --- What it costs ------------------------------------------------------------------------
@@ -453,7 +453,7 @@ def test_applications_are_the_vectors_sent_through(
     if v0 is not None:
         v0[1] = v0[1].flip(-1)
     found = svds(case.make(), case.in_shape, k, solver=chosen, v0=v0)
-    assert found.applications == counted[0]
+    assert found.num_matvecs == counted[0]
 
 
 @UNCONVERGED
@@ -461,14 +461,14 @@ def test_budget_is_kept_and_its_end_is_told() -> None:
     (case,) = [c for c in CASES if c.name == "medium-conv"]
     for k in (1, 4):
         for budget in (20, 40):
-            solver = Lanczos(max_applications=budget)
+            solver = Lanczos(max_matvecs=budget)
             found = svds(case.make().double(), case.in_shape, k, tol=1e-14, solver=solver)
             assert found.converged is False
             assert "Lanczos" in found.advice
             assert "tol" in found.advice
             assert "NOT converged" in repr(found)
             # The last step may be under way when the budget ends.
-            assert found.applications <= budget + 4 * (k + 3)
+            assert found.num_matvecs <= budget + 4 * (k + 3)
             expected = dense_singular_values(case)[:k]
             assert torch.isfinite(found.S).all()
             assert (found.S.double().numpy() <= expected * (1 + 1e-5)).all()
@@ -482,7 +482,7 @@ def test_unconverged_norm_warns() -> None:
         torch.manual_seed(0)
         layer = nn.Linear(2500, 2500, bias=False).double()
     op = sc.as_operator([layer, nn.AvgPool1d(1)], (1, 2500))
-    few = Lanczos(max_applications=30)
+    few = Lanczos(max_matvecs=30)
     with pytest.warns(sc.ConvergenceWarning, match="Linear.*tol") as warned:
         found = svds(op, (1, 2500), 1, tol=1e-14, solver=few)
     assert not found.converged and warned[0].filename == __file__
@@ -511,8 +511,8 @@ def test_a_spectrum_from_right_vectors() -> None:
     op = sc.as_operator(layer, (4,))
     true = svds(layer, (4,), 2)
     mixed = torch.tensor([[2.0, 1.0], [1.0, 3.0]]).double() @ true.V  # neither unit nor orthogonal
-    found = sc.Spectrum.from_right_vectors(op, mixed, tol=1e-6, applications=7)
-    assert found.converged and found.applications == 7 + 4
+    found = sc.Spectrum.from_right_vectors(op, mixed, tol=1e-6, num_matvecs=7)
+    assert found.converged and found.num_matvecs == 7 + 4
     torch.testing.assert_close(found.S, torch.tensor([3.0, 2.0]).double())
     rough = sc.Spectrum.from_right_vectors(op, torch.eye(4).double()[:2], tol=1e-6)
     assert not rough.converged and "tol=1e-06" in rough.advice
@@ -536,7 +536,7 @@ def test_warm_start_is_cheaper_and_as_good(case: Case) -> None:
     for k in (1, 4):
         cold = svds(case.make(), case.in_shape, k, solver=Lanczos())
         warm = svds(case.make(), case.in_shape, k, solver=Lanczos(), v0=cold.V)
-        assert warm.applications < cold.applications
+        assert warm.num_matvecs < cold.num_matvecs
         assert_triplets(warm, dense(case), k, 1e-3)
 
 

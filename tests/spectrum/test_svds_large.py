@@ -25,6 +25,6 @@ def test_the_norm_on_a_large_image_takes_few_applications(
 ) -> None:
     layer = renewed(layer)
     found = sc.svds(layer, in_shape, 1)
-    assert found.converged and found.applications <= 30
-    upper = sc.norm_bounds(layer, in_shape, rtol=1e-3).upper
+    assert found.converged and found.num_matvecs <= 30
+    upper = sc.norm_bounds(layer, in_shape, tol=1e-3).upper
     assert upper / 1.0015 <= float(found.S[0]) <= upper

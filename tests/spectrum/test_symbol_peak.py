@@ -86,7 +86,7 @@ def test_between_the_frequencies_of_any_torus(rtol: float) -> None:
     for kernel in [(3,), (9,), (2, 5), (7, 3), (1, 4)]:
         conv = (nn.Conv1d if len(kernel) == 1 else nn.Conv2d)(1, 2, kernel)  # type: ignore[arg-type]
         supremum = symbol_norms(conv, (512,) * len(kernel)).max()
-        interval = sc.norm_bounds_all_sizes(conv, rtol=rtol)
+        interval = sc.norm_bounds_all_sizes(conv, tol=rtol)
         assert interval.lower <= supremum * (1 + 1e-3) and supremum <= interval.upper
         assert interval.width <= rtol
 

@@ -140,9 +140,9 @@ def test_other_rows_are_taken_into_account_and_counted() -> None:
     without = tracker.refresh(op)
     seen = tracker.refresh(op, others=3.0 * leading)
     assert float(seen.S[0]) == pytest.approx(norm_of(weight), rel=1e-9)
-    assert seen.applications == without.applications + 1
+    assert seen.num_matvecs == without.num_matvecs + 1
     # One vector forward and back, and its residual.
-    assert without.applications == 3
+    assert without.num_matvecs == 3
 
 
 def test_the_rise_is_what_a_look_has_won() -> None:

@@ -119,7 +119,7 @@ def begun(
         optimizer = torch.optim.AdamW(model.parameters(), lr=lr, foreach=True)
     example = trainee.batch(0, 2)[0].to(dtype)
     with packages_needed():
-        attachment = attach(get(name)(), model, example, optimizer, max_norm=0.7, seed=4)
+        attachment = attach(model, optimizer, example, method=get(name)(), max_norm=0.7, seed=4)
     return Run(trainee, model, optimizer, attachment)
 
 
@@ -204,7 +204,7 @@ def norm_reached(method: Method, layer: Single, promise: Promise, bound: float =
     generator = torch.Generator().manual_seed(5)
     inputs = torch.randn(8, *layer.in_shape, generator=generator)
     with packages_needed():
-        attachment = attach(method, model, inputs[:2], optimizer, max_norm=bound, seed=2)
+        attachment = attach(model, optimizer, inputs[:2], method=method, max_norm=bound, seed=2)
     for _ in range(promise.steps):
         optimizer.zero_grad()
         (model(inputs).square().mean() + attachment.penalty()).backward()

@@ -70,7 +70,7 @@ def audit(
         "model": name,
         "parameters": sum(row["parameters"] for row in layers),
         "inputs": [[2, 3, 32, 32]],
-        "settings": {"k": 10, "rtol": 0.01, "failure": 1e-6, "deterministic": False, "seed": 0},
+        "settings": {"k": 10, "tol": 0.01, "failure": 1e-6, "deterministic": False, "seed": 0},
         "environment": {"spectralclip": "0.1.0", "torch": "2.13.0", "seconds": 12.5},
         "layers": layers,
         "skipped": {"pool": "not affine", "head.act": "not affine"},

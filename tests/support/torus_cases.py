@@ -56,7 +56,7 @@ def clipped_by_matrix(conv: Any, in_shape: tuple[int, ...], bound: float) -> np.
 def step_once(method: Any, module: nn.Module, in_shape: tuple[int, ...], bound: float) -> Any:
     """Attach, and do what comes after one step of training; returns the attachment."""
     example = torch.zeros(1, *in_shape, dtype=next(module.parameters()).dtype)
-    attachment = attach(method, module, example, max_norm=bound)
+    attachment = attach(module, None, example, method=method, max_norm=bound)
     attachment.step()
     return attachment
 

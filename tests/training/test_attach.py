@@ -116,7 +116,7 @@ over_optimizers = pytest.mark.parametrize("make_optimizer", OPTIMIZERS.values(),
 def attached(
     tried: Tried, model: nn.Module, optimizer: Any, max_norm: Any = 0.6, **settings: Any
 ) -> Attachment:
-    return attach(tried.make(), model, EXAMPLE, optimizer, max_norm=max_norm, **settings)
+    return attach(model, optimizer, EXAMPLE, method=tried.make(), max_norm=max_norm, **settings)
 
 
 def weights_of(attachment: Attachment) -> list[Tensor]:
@@ -441,41 +441,41 @@ def test_two_methods_on_one_layer(first: Any, second: Any) -> None:
     """Refused where one of them computes with another weight; nothing has changed by then."""
     model, example = small_dense(), torch.ones(2, 6)
     optimizer = sgd(model)
-    held = attach(first(), model, example, optimizer, max_norm={"0": 0.5})
+    held = attach(model, optimizer, example, method=first(), max_norm={"0": 0.5})
     before, hooks = snapshot(model), len(optimizer._optimizer_step_post_hooks)
     names = f"Layer '0' is held by {first.__name__}, and {second.__name__} cannot be attached"
     if (first, second) in LEFT_ALONE:  # outside of the domain of the second, which has the rest
-        other = attach(second(), model, example, optimizer, max_norm=100.0)
+        other = attach(model, optimizer, example, method=second(), max_norm=100.0)
         assert list(other.layers) == ["2"]
         other.remove()
         with pytest.raises(ValueError, match=names):
-            attach(second(), nn.Sequential(model[0]), example, optimizer)
+            attach(nn.Sequential(model[0]), optimizer, example, method=second())
     else:
         with pytest.raises(ValueError, match=names):
-            attach(second(), model, example, optimizer)
+            attach(model, optimizer, example, method=second())
     assert_identical(snapshot(model), before)
     assert len(optimizer._optimizer_step_post_hooks) == hooks
     model(example).square().mean().backward()
     optimizer.step()
-    other = attach(second(), model, example, optimizer, max_norm={"2": 0.5})
+    other = attach(model, optimizer, example, method=second(), max_norm={"2": 0.5})
     held.remove()
-    attach(second(), model, example, optimizer, max_norm={"0": 0.5}).remove()
+    attach(model, optimizer, example, method=second(), max_norm={"0": 0.5}).remove()
     other.remove()
     assert list(model.state_dict()) == list(small_dense().state_dict())
 
 
 def test_two_methods_that_project_may_have_the_same_layer() -> None:
     model = small_dense()
-    first = attach(SpectralClip(), model, torch.ones(2, 6), max_norm=0.5)
-    second = attach(Gouk(power_iterations=50), model, torch.ones(2, 6), max_norm=0.4)
+    first = attach(model, None, torch.ones(2, 6), method=SpectralClip(), max_norm=0.5)
+    second = attach(model, None, torch.ones(2, 6), method=Gouk(power_iterations=50), max_norm=0.4)
     first.step(), second.step()
     assert dense_norm([model[0]], (6,)) <= 0.41
 
 
 def test_attachments_that_are_forgotten_are_in_nobodys_way() -> None:
     model, example = small_dense(), torch.ones(2, 6)
-    attach(SpectralClip(), model, example, sgd(model))
-    attach(Miyato(), model, example, sgd(model)).remove()
+    attach(model, sgd(model), example, method=SpectralClip())
+    attach(model, sgd(model), example, method=Miyato()).remove()
 
 
 @pytest.mark.parametrize("make", [Farnia, Gouk, FastClip, SpectralClip, Parametrize])
@@ -485,9 +485,11 @@ def test_a_layer_that_is_not_finite_at_the_start_is_named(make: Any) -> None:
         model[2].weight[0, 0, 0] = math.nan
     before = snapshot(model)
     with pytest.raises(ValueError, match=rf"{make.__name__} cannot start on layer '2': its 'weigh"):
-        attach(make(), model, torch.zeros(1, 3, 4))
+        attach(model, None, torch.zeros(1, 3, 4), method=make())
     assert list(model.state_dict()) == list(before)
-    assert list(attach(make(), model, torch.zeros(1, 3, 4), max_norm={"0": 1.0}).layers) == ["0"]
+    assert list(
+        attach(model, None, torch.zeros(1, 3, 4), method=make(), max_norm={"0": 1.0}).layers
+    ) == ["0"]
 
 
 @over_methods
@@ -753,24 +755,24 @@ def test_bounds_that_make_no_sense(bound: Any) -> None:
     optimizer = sgd(model)
     for wish in (bound, {"0": bound}, lambda name, layer: bound):
         with pytest.raises(ValueError, match=r"max_norm( of layer '0')? must be a positive"):
-            attach(FastClip(), model, EXAMPLE, optimizer, max_norm=wish)
+            attach(model, optimizer, EXAMPLE, method=FastClip(), max_norm=wish)
     assert not optimizer._optimizer_step_post_hooks
 
 
 def test_bad_requests() -> None:
     model = small_network()
     with pytest.raises(TypeError, match=r"method must be a Method such as SpectralClip\(\)"):
-        attach("fast_clip", model, EXAMPLE)  # type: ignore[arg-type]
+        attach(model, None, EXAMPLE, method="fast_clip")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="method must be a Method"):
-        attach(FastClip, model, EXAMPLE)  # type: ignore[arg-type]
+        attach(model, None, EXAMPLE, method=FastClip)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"max_norm names \['nowhere'\], which are not among"):
-        attach(FastClip(), model, EXAMPLE, max_norm={"nowhere": 1.0})
+        attach(model, None, EXAMPLE, method=FastClip(), max_norm={"nowhere": 1.0})
     with pytest.raises(ValueError, match="FastClip found no layer to take care of"):
-        attach(FastClip(), nn.Sequential(nn.ReLU()), EXAMPLE)
+        attach(nn.Sequential(nn.ReLU()), None, EXAMPLE, method=FastClip())
     with pytest.raises(ValueError, match=r"ClipBatchNorm found no layer .* among \['0'\]"):
-        attach(ClipBatchNorm(), nn.Sequential(nn.Conv2d(1, 2, 3)), EXAMPLE)
+        attach(nn.Sequential(nn.Conv2d(1, 2, 3)), None, EXAMPLE, method=ClipBatchNorm())
     with pytest.raises(ValueError, match="found no layer"):
-        attach(FastClip(), model, EXAMPLE, max_norm=lambda name, layer: None)
+        attach(model, None, EXAMPLE, method=FastClip(), max_norm=lambda name, layer: None)
 
 
 # --- One loop for all kinds of methods -------------------------------------------------------
@@ -861,7 +863,7 @@ def test_one_loop_carries_every_kind_of_method(make: Callable[[], Method]) -> No
     keys, dense = sorted(model.state_dict()), model[9]
     bound = 0.6 * dense_norm([dense], (150,))
     optimizer = torch.optim.SGD(model.parameters(), lr=2e-3)
-    attachment = attach(make(), model, EXAMPLE, optimizer, max_norm={"9": bound})
+    attachment = attach(model, optimizer, EXAMPLE, method=make(), max_norm={"9": bound})
     for index in range(40):
         optimizer.zero_grad()
         (loss_of(model, index) + attachment.penalty()).backward()
@@ -893,9 +895,9 @@ def test_no_penalty_changes_no_loss(tried: Tried) -> None:
 def test_methods_without_state_of_their_own_resume_too(make: Callable[[], Method]) -> None:
     model = small_network()
     optimizer = sgd(model)
-    attachment = attach(make(), model, EXAMPLE, optimizer)
+    attachment = attach(model, optimizer, EXAMPLE, method=make())
     train(model, optimizer, 2)
-    again = attach(make(), small_network(), EXAMPLE)
+    again = attach(small_network(), None, EXAMPLE, method=make())
     again.load_state_dict(through_a_file(attachment.state_dict()))
     assert again.steps == 2
     assert again.norms() == attachment.norms()
@@ -903,7 +905,7 @@ def test_methods_without_state_of_their_own_resume_too(make: Callable[[], Method
 
 def test_finalize_of_a_reparametrized_model() -> None:
     model = small_network()
-    attachment = attach(Dividing(), model, EXAMPLE, sgd(model), max_norm=0.3)
+    attachment = attach(model, sgd(model), EXAMPLE, method=Dividing(), max_norm=0.3)
     assert attachment.finalize()["9"].norm_after <= 0.3003
     assert sorted(model.state_dict()) == sorted(small_network().state_dict())
     assert list(find_layers(model, EXAMPLE)) == list(find_layers(small_network(), EXAMPLE))

@@ -88,7 +88,7 @@ def quietly_attached(model: nn.Module, optimizer: Any, **settings: Any) -> Attac
     """Attached, with nothing but a word about a momentum that is left alone."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The momentum of", NormWarning)
-        return attach(SpectralClip(), model, X[:1], optimizer, **settings)
+        return attach(model, optimizer, X[:1], method=SpectralClip(), **settings)
 
 
 # --- The momentum ----------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_steps_of_third_party_optimizers(start: float) -> None:
                 continue
             optimizer = kind(attached.parameters())
             try:
-                attach(SpectralClip(), attached, X[:1], optimizer)
+                attach(attached, optimizer, X[:1], method=SpectralClip())
             except ValueError as error:
                 assert "evaluates other weights" in str(error)
                 continue
@@ -189,7 +189,7 @@ def test_a_momentum_that_is_not_known_is_left_alone_and_said_once() -> None:
     model = network()
     optimizer = Own(model.parameters(), lr=0.05)
     with pytest.warns(NormWarning, match="The momentum of Own is left as it is") as said:
-        attach(SpectralClip(), model, X[:1], optimizer)
+        attach(model, optimizer, X[:1], method=SpectralClip())
     assert len(said) == 1
     plain = network()
     plainly = Own(plain.parameters(), lr=0.05)
@@ -198,7 +198,7 @@ def test_a_momentum_that_is_not_known_is_left_alone_and_said_once() -> None:
     for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(optimizer.state[ours]["exp_avg"], plainly.state[theirs]["exp_avg"])
     other = network()
-    attach(SpectralClip(project_momentum=False), other, X[:1], Own(other.parameters()))
+    attach(other, Own(other.parameters()), X[:1], method=SpectralClip(project_momentum=False))
 
 
 def test_lbfgs_begins_anew_only_where_weights_were_moved() -> None:
@@ -208,7 +208,7 @@ def test_lbfgs_begins_anew_only_where_weights_were_moved() -> None:
         model = network()
         optimizer = optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
         if bound is not None:
-            attach(SpectralClip(), model, X[:1], optimizer, max_norm=bound)
+            attach(model, optimizer, X[:1], method=SpectralClip(), max_norm=bound)
         largest_change(model, optimizer, 3)
         runs.append([parameter.detach() for parameter in model.parameters()])
     assert all(map(torch.equal, *runs))
@@ -274,7 +274,7 @@ class Ahead(optim.Optimizer):
 def test_two_half_steps_are_one_step(driven: str) -> None:
     model = network(clipped=False)
     optimizer = Sharpness(model.parameters(), optim.SGD, lr=0.05, momentum=0.9)
-    attachment = attach(SpectralClip(), model, X[:1], optimizer)
+    attachment = attach(model, optimizer, X[:1], method=SpectralClip())
     for step in range(4):
         optimizer.zero_grad()
         backward(model, step)
@@ -293,7 +293,7 @@ def test_weights_that_a_wrapper_moves_after_the_step_are_held() -> None:
     """Its slow weights began far outside."""
     model = network(clipped=False)
     optimizer = Ahead(optim.SGD(model.parameters(), lr=0.01, momentum=0.9))
-    attachment = attach(SpectralClip(), model, X[:1], optimizer)
+    attachment = attach(model, optimizer, X[:1], method=SpectralClip())
     for step in range(6):
         optimizer.optimizer.zero_grad()
         backward(model, step)
@@ -306,7 +306,7 @@ def test_a_wrapper_that_runs_no_hooks_is_refused() -> None:
     model = network()
     wrapper = Ahead(optim.SGD(model.parameters(), lr=0.01), hooked=False)
     with pytest.raises(ValueError, match=r"Ahead does not run the hooks .* optimizer=None"):
-        attach(SpectralClip(), model, X[:1], wrapper)
+        attach(model, wrapper, X[:1], method=SpectralClip())
 
 
 class WithoutSchedule(optim.SGD):
@@ -322,10 +322,10 @@ def test_optimizers_that_evaluate_other_weights_are_refused(method: Any) -> None
     model = network()
     optimizer = WithoutSchedule(model.parameters(), lr=0.01)
     with pytest.raises(ValueError, match=r"WithoutSchedule evaluates other weights .*Parametrize"):
-        attach(method, model, X[:1], optimizer)
+        attach(model, optimizer, X[:1], method=method)
     assert not optimizer._optimizer_step_post_hooks
     for harmless in (Parametrize(), Virmaux(), Delattre(use="penalty")):
-        attach(harmless, model, X[:1], optimizer).remove()
+        attach(model, optimizer, X[:1], method=harmless).remove()
 
 
 @pytest.mark.slow
@@ -334,8 +334,8 @@ def test_a_schedule_free_training_under_the_method_that_is_advised() -> None:
     model = network()
     optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05)
     with pytest.raises(ValueError, match="AdamWScheduleFree evaluates other weights"):
-        attach(SpectralClip(), model, X[:1], optimizer)
-    attachment = attach(Parametrize(), model, X[:1], optimizer)
+        attach(model, optimizer, X[:1], method=SpectralClip())
+    attachment = attach(model, optimizer, X[:1], method=Parametrize())
     for step in range(20):
         optimizer.train()
         optimizer.zero_grad()
@@ -350,7 +350,7 @@ def test_averages_of_weights_within_the_bound_are_within_it() -> None:
     """The norm is convex in the weights of a layer: so are EMA and SWA of layers, one by one."""
     model = network()
     optimizer = optim.Adam(model.parameters(), lr=0.05)
-    attach(SpectralClip(), model, X[:1], optimizer)
+    attach(model, optimizer, X[:1], method=SpectralClip())
     averages = [AveragedModel(model), AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.7))]
     for step in range(8):
         optimizer.zero_grad()
@@ -369,7 +369,7 @@ def test_several_optimizers_each_with_weights_of_its_own() -> None:
     model = network(clipped=False)
     first = optim.SGD(model[0].parameters(), lr=0.05, momentum=0.9)
     second = optim.Adam([*model[2].parameters(), *model[5].parameters()], lr=0.05)
-    attachment = attach(SpectralClip(), model, X[:1], [first, second])
+    attachment = attach(model, [first, second], X[:1], method=SpectralClip())
     assert list(attachment.layers) == ["0", "2", "5"] and not attachment.uncovered
     for step in range(4):
         for optimizer in (first, second) if step % 2 else (second,):
@@ -384,7 +384,7 @@ def test_several_optimizers_each_with_weights_of_its_own() -> None:
     assert resumed["steps"] == [2, 4]
     with pytest.raises(ValueError, match="of 2 optimizers"):
         other = network()
-        attach(SpectralClip(), other, X[:1], sgd(other)).load_state_dict(resumed)
+        attach(other, sgd(other), X[:1], method=SpectralClip()).load_state_dict(resumed)
     attachment.load_state_dict(resumed)
     assert max(norms_of(model).values()) <= 1.02
     assert list(attachment.finalize()) == ["0", "2", "5"]
@@ -398,40 +398,42 @@ def test_a_layer_that_another_optimizer_holds_is_named() -> None:
     model = network()
     first = optim.SGD(model[0].parameters(), lr=0.05)
     with pytest.warns(NormWarning, match=r"\['2', '5'\] are not held: .* parameters of SGD"):
-        attachment = attach(SpectralClip(), model, X[:1], first)
+        attachment = attach(model, first, X[:1], method=SpectralClip())
     assert list(attachment.layers) == list(attachment.max_norms) == ["0"]
     assert list(attachment.uncovered) == ["2", "5"]
     assert "2 uncovered" in repr(attachment)
     attachment.remove()
-    attach(SpectralClip(), model, X[:1], first, max_norm={"0": 1.0})  # so it is meant: no warning
+    attach(
+        model, first, X[:1], method=SpectralClip(), max_norm={"0": 1.0}
+    )  # so it is meant: no warning
 
 
 def test_attaching_again_is_noticed() -> None:
     model = network()
     optimizer = sgd(model)
-    first = attach(SpectralClip(), model, X[:1], optimizer)
+    first = attach(model, optimizer, X[:1], method=SpectralClip())
     with pytest.warns(NormWarning, match="is held by .* already, at the same optimizer"):
-        attach(SpectralClip(), model, X[:1], optimizer).remove()
+        attach(model, optimizer, X[:1], method=SpectralClip()).remove()
     first.remove()
-    attach(SpectralClip(), model, X[:1], optimizer)
+    attach(model, optimizer, X[:1], method=SpectralClip())
 
 
 @pytest.mark.parametrize("given", ["sgd", [], ["sgd"], 3])
 def test_what_is_no_optimizer_is_refused(given: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="optimizer must be"):
-        attach(SpectralClip(), network(), X[:1], given)
+        attach(network(), given, X[:1], method=SpectralClip())
 
 
 def test_one_optimizer_twice_is_refused() -> None:
     model = network()
     optimizer = sgd(model)
     with pytest.raises(ValueError, match="different optimizers"):
-        attach(SpectralClip(), model, X[:1], [optimizer, optimizer])
+        attach(model, [optimizer, optimizer], X[:1], method=SpectralClip())
 
 
 def test_training_with_another_optimizer_is_noticed_at_the_end() -> None:
     model = network()
-    attachment = attach(SpectralClip(), model, X[:1], sgd(model))
+    attachment = attach(model, sgd(model), X[:1], method=SpectralClip())
     largest_change(model, sgd(model), 1)
     with pytest.warns(NormWarning, match="no step of SGD was seen"):
         attachment.finalize()

@@ -148,7 +148,7 @@ def test_training_that_pushes_outward_is_held(name: str) -> None:
 
     def run(model: nn.Module, attached: bool) -> float:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        attachment = attach(method, model, x, optimizer, max_norm=0.8)
+        attachment = attach(model, optimizer, x, method=method, max_norm=0.8)
 
         def watch(step: int) -> None:
             if attached and step >= 4 and step % (10 if large else 3) == 0:
@@ -171,7 +171,7 @@ def test_training_that_pushes_outward_is_held(name: str) -> None:
 def test_a_layer_that_grows_from_far_below_is_let_up_to_its_bound(name: str) -> None:
     """Nothing that was seen on the way calls for more caution."""
     x, model = examples(name), built(name)
-    attachment = attach(SpectralClip(), model, x, max_norm=1.0)
+    attachment = attach(model, None, x, method=SpectralClip(), max_norm=1.0)
     (layer,) = attachment.layers.values()
     start = dense_norm(layer.modules, layer.in_shapes[0])
     weights = [p for p in model.parameters() if p.ndim > 1]
@@ -192,7 +192,9 @@ def test_a_layer_within_its_bound_stays_bit_for_bit(name: str) -> None:
     for attached in (False, True):
         model = built(name)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-        attachment = attach(SpectralClip(compose=kind.compose), model, x, optimizer, max_norm=1e3)
+        attachment = attach(
+            model, optimizer, x, method=SpectralClip(compose=kind.compose), max_norm=1e3
+        )
         if not attached:
             attachment.remove()
         adversarial(model, x, optimizer, 5, lambda step: None)
@@ -205,7 +207,9 @@ def test_norms_are_known_and_close_to_the_truth(name: str) -> None:
     kind, x = KINDS[name], examples(name)
     model = built(name)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    attachment = attach(SpectralClip(compose=kind.compose), model, x, optimizer, max_norm=0.8)
+    attachment = attach(
+        model, optimizer, x, method=SpectralClip(compose=kind.compose), max_norm=0.8
+    )
     adversarial(model, x, optimizer, 20, lambda step: None)
     for layer, norm in true_norms(attachment).items():
         assert attachment.norms()[layer] == pytest.approx(norm, rel=0.08)
@@ -216,7 +220,7 @@ def test_half_precision_is_held(name: str) -> None:
     x = examples(name).bfloat16()
     model = built(name).bfloat16()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    attachment = attach(SpectralClip(), model, x, optimizer, max_norm=0.8)
+    attachment = attach(model, optimizer, x, method=SpectralClip(), max_norm=0.8)
     norms = []
     adversarial(
         model, x, optimizer, 20, lambda step: norms.append(max(true_norms(attachment).values()))
@@ -239,8 +243,10 @@ def test_layers_of_equal_shape_are_followed_together_and_as_if_alone() -> None:
     (way,) = ways(model, x, SpectralClip())
     assert way.names == ("0", "1", "2")
     together, alone = convs(), convs()
-    attachments = [attach(SpectralClip(), together, x, max_norm=0.7)]
-    attachments += [attach(SpectralClip(), alone, x, max_norm={n: 0.7}) for n in ("0", "1", "2")]
+    attachments = [attach(together, None, x, method=SpectralClip(), max_norm=0.7)]
+    attachments += [
+        attach(alone, None, x, method=SpectralClip(), max_norm={n: 0.7}) for n in ("0", "1", "2")
+    ]
     generator = torch.Generator().manual_seed(4)
     for _ in range(4):
         for one, other in zip(together.parameters(), alone.parameters(), strict=True):
@@ -274,15 +280,15 @@ def test_other_shapes_strides_and_large_kernels_are_followed_apart() -> None:
 def test_applications_are_counted(name: str) -> None:
     x = examples(name)
     (way,) = ways(built(name), x, SpectralClip(compose=KINDS[name].compose))
-    counts = [way.applications]
+    counts = [way.num_matvecs]
     for _ in range(3):
         way.step(Turn(2, {way.names[0]: 0.5}, 0.01, 0))
-        counts.append(way.applications)
+        counts.append(way.num_matvecs)
     assert counts[0] == 0
     assert counts[1] > 0
     assert counts == sorted(counts)
     way.step(Turn(3, {way.names[0]: 0.5}, 0.01, 1))
-    assert way.applications >= counts[-1] + 4
+    assert way.num_matvecs >= counts[-1] + 4
 
 
 @pytest.mark.parametrize(
@@ -303,7 +309,7 @@ def test_settings_that_make_no_sense_are_refused(settings: Any, words: str) -> N
 @pytest.mark.parametrize("name", ["linear", "zeros", "reflect", "custom"])
 def test_a_layer_that_is_lost_is_said_once_and_taken_up_again(name: str) -> None:
     x, model = examples(name), built(name)
-    attachment = attach(SpectralClip(), model, x, max_norm=0.3)
+    attachment = attach(model, None, x, method=SpectralClip(), max_norm=0.3)
     attachment.step()
     saved = snapshot(model)
     weight = next(p for p in model.parameters() if p.ndim > 1)
@@ -329,7 +335,7 @@ def test_momentum_is_projected_unless_told_otherwise() -> None:
         model, x = built("linear"), examples("linear")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         method = SpectralClip(project_momentum=project)
-        with attach(method, model, x, optimizer, max_norm=0.3):
+        with attach(model, optimizer, x, method=method, max_norm=0.3):
             adversarial(model, x, optimizer, 5, lambda step: None)
         weight = model[0].weight
         u, _, v = torch.linalg.svd(weight.detach(), full_matrices=False)
@@ -372,7 +378,7 @@ def trained(make: Any, *, clipped: bool) -> tuple[nn.Module, Any, list[float]]:
     images, labels = load_digits()
     images, model, norms = smaller(images), digits_network(), list[float]()
     optimizer = make(model.parameters())
-    attachment = attach(SpectralClip(), model, images[:2], optimizer)
+    attachment = attach(model, optimizer, images[:2], method=SpectralClip())
     if not clipped:
         attachment.remove()
     order = torch.Generator().manual_seed(6)

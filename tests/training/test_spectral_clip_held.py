@@ -65,7 +65,7 @@ def train(padding: str, name: str, steps: int, bound: float = 1.0, seed: int = 0
     optimizer = OPTIMIZERS[name](model.parameters())
     inputs = torch.randn(64, 3, 6, 6, generator=draw)
     labels = torch.randint(10, (64,), generator=draw)
-    attachment = attach(SpectralClip(), model, inputs[:1], optimizer, max_norm=bound)
+    attachment = attach(model, optimizer, inputs[:1], method=SpectralClip(), max_norm=bound)
     for step in range(steps):
         batch = torch.randint(64, (16,), generator=draw)
         optimizer.zero_grad()
@@ -98,7 +98,7 @@ def test_a_small_bound_is_held_from_the_first_step_on(padding: str) -> None:
 def test_weights_that_walk_or_are_replaced_are_held(padding: str) -> None:
     """Whatever moves them: the optimizer is not asked."""
     model, draw = network(padding, 0), generator(0)
-    attachment = attach(SpectralClip(), model, torch.zeros(1, 3, 6, 6))
+    attachment = attach(model, None, torch.zeros(1, 3, 6, 6), method=SpectralClip())
     for step in range(60):
         with torch.no_grad():
             for parameter in model.parameters():
@@ -147,7 +147,7 @@ def spiked(name: str, size: float, spread: bool) -> tuple[nn.Module, Attachment]
         torch.manual_seed(0)
         model = nn.Sequential(*make())
     compose: Any = "conv_bn" if name == "conv+BN" else None
-    attachment = attach(SpectralClip(compose=compose), model, torch.zeros(2, *shape))
+    attachment = attach(model, None, torch.zeros(2, *shape), method=SpectralClip(compose=compose))
     for _ in range(2):
         attachment.step()
     weight, draw = model[0].weight, generator(1)
@@ -196,7 +196,7 @@ def test_only_what_is_not_finite_is_said_to_be(name: str) -> None:
 
 def test_norms_say_where_they_are_from() -> None:
     model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Flatten(), nn.Linear(144, 5))
-    attachment = attach(SpectralClip(), model, torch.zeros(1, 4, 6, 6))
+    attachment = attach(model, None, torch.zeros(1, 4, 6, 6), method=SpectralClip())
     attachment.step()
     norm = attachment.norms()["0"]
     assert isinstance(norm, NormEstimate) and norm.is_checked and norm.step == 1

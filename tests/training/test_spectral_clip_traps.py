@@ -30,7 +30,7 @@ def _seeded() -> None:
 def test_a_leap_of_the_learning_rate_is_not_slept_through() -> None:
     model, x = small_network(), torch.randn(8, 4, 8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    attach(methods.SpectralClip(), model, x[:1], optimizer)
+    attach(model, optimizer, x[:1], method=methods.SpectralClip())
     for step in range(26):
         optimizer.param_groups[0]["lr"] = 2.0 if step >= 20 else 1e-3
         optimizer.zero_grad()
@@ -42,7 +42,7 @@ def test_a_leap_of_the_learning_rate_is_not_slept_through() -> None:
 
 def test_weights_that_are_replaced_are_seen_at_once() -> None:
     model = small_network()
-    attachment = attach(methods.SpectralClip(), model, torch.zeros(1, 4, 8, 8))
+    attachment = attach(model, None, torch.zeros(1, 4, 8, 8), method=methods.SpectralClip())
     for count in range(12, 16):  # whatever the number of the step
         for _ in range(count):
             attachment.step()
@@ -56,7 +56,7 @@ def test_weights_that_are_replaced_are_seen_at_once() -> None:
 def test_a_kernel_of_zeros_is_followed_once_it_is_none() -> None:
     model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, groups=8))
     model[0].weight.data[0] = 0
-    attachment = attach(methods.SpectralClip(), model, torch.zeros(1, 8, 10, 10))
+    attachment = attach(model, None, torch.zeros(1, 8, 10, 10), method=methods.SpectralClip())
     for _ in range(40):
         model[0].weight.data[0] += 0.05
         attachment.step()
@@ -67,7 +67,7 @@ def test_a_kernel_of_zeros_is_followed_once_it_is_none() -> None:
 def test_a_layer_of_zeros_is_no_trouble() -> None:
     model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1))
     nn.init.zeros_(model[0].weight)
-    attachment = attach(methods.SpectralClip(), model, torch.zeros(1, 8, 12, 12))
+    attachment = attach(model, None, torch.zeros(1, 8, 12, 12), method=methods.SpectralClip())
     for _ in range(5):
         attachment.step()
     assert attachment.norms()["0"] == 0
@@ -87,7 +87,7 @@ class Parallel(nn.Module):
 def test_a_lost_layer_does_not_take_those_of_its_shape_with_it() -> None:
     model, x = Parallel(), torch.randn(8, 4, 8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    attach(methods.SpectralClip(), model, x[:1], optimizer)
+    attach(model, optimizer, x[:1], method=methods.SpectralClip())
 
     def step() -> None:
         optimizer.zero_grad()
@@ -107,7 +107,7 @@ def test_a_lost_layer_does_not_take_those_of_its_shape_with_it() -> None:
 def test_an_optimizer_of_another_model_is_refused() -> None:
     other = torch.optim.SGD(small_network().parameters(), lr=0.1)
     with pytest.raises(ValueError, match="no parameter of the model"):
-        attach(methods.SpectralClip(), small_network(), torch.zeros(1, 4, 8, 8), other)
+        attach(small_network(), other, torch.zeros(1, 4, 8, 8), method=methods.SpectralClip())
 
 
 @pytest.mark.parametrize("bounds", [{"0": 0.5, "2": 1.0}, {"0": 1.0, "2": 0.5}])
@@ -115,7 +115,9 @@ def test_the_tighter_bound_holds_for_a_shared_weight(bounds: dict[str, float]) -
     first, second = (nn.Conv2d(4, 4, 3, padding=1) for _ in range(2))
     second.weight = first.weight
     model = nn.Sequential(first, nn.ReLU(), second)
-    attachment = attach(methods.SpectralClip(), model, torch.zeros(1, 4, 8, 8), max_norm=bounds)
+    attachment = attach(
+        model, None, torch.zeros(1, 4, 8, 8), method=methods.SpectralClip(), max_norm=bounds
+    )
     drift = 0.02 * torch.randn(first.weight.shape)
     for _ in range(20):
         first.weight.data += drift
@@ -125,7 +127,9 @@ def test_the_tighter_bound_holds_for_a_shared_weight(bounds: dict[str, float]) -
 
 def test_a_state_of_the_beginning_begins_anew() -> None:
     model = small_network()
-    attachment = attach(methods.SpectralClip(), model, torch.zeros(1, 4, 8, 8), max_norm=0.5)
+    attachment = attach(
+        model, None, torch.zeros(1, 4, 8, 8), method=methods.SpectralClip(), max_norm=0.5
+    )
     weights, state = copy.deepcopy(model.state_dict()), attachment.state_dict()
     runs = []
     for _ in range(2):

@@ -33,7 +33,7 @@ def started(name: str, width: int = 4, steps: int = 2) -> tuple[nn.Module, Attac
     model = network(width)
     settings = {"every": 1, "power_iterations": 5} if name == "virmaux" else {}
     method = methods.get(name)(**settings)
-    attachment = attach(method, model, torch.zeros(1, 2, 6, 6), max_norm=0.1)
+    attachment = attach(model, None, torch.zeros(1, 2, 6, 6), method=method, max_norm=0.1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of methods that want more than steps
         for _ in range(steps):

@@ -40,7 +40,7 @@ def audit(
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     k: int = 10,
-    rtol: float = 0.01,
+    tol: float = 0.01,
     failure: float = 1e-6,
     deterministic: bool = False,
     seed: int = 0,
@@ -62,7 +62,7 @@ def audit(
         example_kwargs: Keyword arguments, beside positional ones:
             `audit(model, (tokens,), {"mask": mask})` for `model(tokens, mask=mask)`.
         k: How many singular values of each layer.
-        rtol: Relative width of the intervals to stop at.
+        tol: Relative width of the intervals to stop at.
         failure: Accepted probability that the upper end of one layer's interval is too small.
             For the network the probabilities of its layers add up.
         deterministic: Accept only upper ends that rest on no probability. Layers that have none
@@ -94,7 +94,7 @@ def audit(
         >>> found["0+1"].norm.width <= 0.01
         True
     """
-    request = _request(k, rtol, failure, deterministic, seed)
+    request = _request(k, tol, failure, deterministic, seed)
     _check_model(model)
     example_inputs = with_kwargs(example_inputs, example_kwargs)
     bare = unwrapped(model)
@@ -122,17 +122,17 @@ def audit(
     return result
 
 
-def _request(k: int, rtol: float, failure: float, deterministic: bool, seed: int) -> Request:
+def _request(k: int, tol: float, failure: float, deterministic: bool, seed: int) -> Request:
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ValueError(f"k must be a positive number of singular values, got {k!r}.")
-    if isinstance(rtol, bool) or not isinstance(rtol, (int, float)) or not 0 < rtol < 1:
-        raise ValueError(f"rtol must be a number between 0 and 1, such as 0.01, got {rtol!r}.")
+    if isinstance(tol, bool) or not isinstance(tol, (int, float)) or not 0 < tol < 1:
+        raise ValueError(f"tol must be a number between 0 and 1, such as 0.01, got {tol!r}.")
     if not isinstance(failure, float) or not 0 < failure < 1:
         raise ValueError(
             f"failure must be a probability between 0 and 1, such as 1e-6, got {failure!r}. For "
             "bounds that cannot fail, use deterministic=True."
         )
-    return Request(k, float(rtol), failure, bool(deterministic), int(seed), VALUES_TOL)
+    return Request(k, float(tol), failure, bool(deterministic), int(seed), VALUES_TOL)
 
 
 def _check_model(model: nn.Module) -> None:
@@ -156,7 +156,7 @@ def _network(
             example_inputs,
             book.interval_of,
             lambda modules, shape: request.bounded(modules, shape)[0],
-            request.rtol,
+            request.tol,
             request.seed,
             survey,
         )

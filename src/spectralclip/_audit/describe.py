@@ -140,7 +140,7 @@ def _about_norm(numbers: Numbers) -> str:
     if interval.upper <= 1 + NEARLY:
         return f"Lengthens differences by {_percent(interval.upper - 1)} % at most: as good as one."
     if interval.lower <= 1:
-        return "About one: the interval does not tell on which side; a smaller rtol would."
+        return "About one: the interval does not tell on which side; a smaller tol would."
     if numbers.chain:
         return f"Lengthens some differences {norm} times by itself; what counts is {numbers.chain}."
     if interval.lower > _SUSPICIOUS:

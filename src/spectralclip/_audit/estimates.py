@@ -57,7 +57,7 @@ def compare_estimates(
     estimators: Mapping[str, Estimator],
     *,
     found: Audit | None = None,
-    rtol: float = 0.01,
+    tol: float = 0.01,
     failure: float = 1e-6,
     deterministic: bool = False,
     seed: int = 0,
@@ -74,7 +74,7 @@ def compare_estimates(
         >>> row.side("frobenius")
         '+'
     """
-    request = Request(1, rtol, failure, deterministic, seed, rtol)
+    request = Request(1, tol, failure, deterministic, seed, tol)
     rows = [row for row in find_rows(Survey.of(model, example_inputs)) if row.role == "layer"]
     known = {} if found is None else {layer.name: layer for layer in found.layers}
     layers = []

@@ -45,7 +45,7 @@ class Request(NamedTuple):
     """How accurate, how many values, how sure; `values_tol` is the accuracy of the values."""
 
     k: int
-    rtol: float
+    tol: float
     failure: float
     deterministic: bool
     seed: int
@@ -53,7 +53,7 @@ class Request(NamedTuple):
 
     def bounded(self, modules: Sequence[nn.Module], shape: Shape) -> tuple[Interval, Tensor | None]:
         """The norm of a composition at an input shape, and its leading vector if that is known."""
-        request = BoundsRequest(self.rtol, self.failure, self.deterministic)
+        request = BoundsRequest(self.tol, self.failure, self.deterministic)
         return norm_bounds_and_vector(_composition(modules), shape, request, self.generator())
 
     def generator(self) -> torch.Generator:

@@ -17,7 +17,7 @@ from spectralclip._spectrum import Torus, enough_points
 
 
 @plain_numerics()
-def norm_bounds_all_sizes(layer: Layer, *, rtol: float = 0.01) -> Interval:
+def norm_bounds_all_sizes(layer: Layer, *, tol: float = 0.01) -> Interval:
     """An interval that holds the supremum of a layer's norm over all input sizes.
 
     The upper end is deterministic, and holds at every size. The norm at a small size may lie below
@@ -26,7 +26,7 @@ def norm_bounds_all_sizes(layer: Layer, *, rtol: float = 0.01) -> Interval:
     Args:
         layer: A dense layer, a batch norm, or one convolution with zero padding (or circular
             padding that repeats no window), transposed or not, alone or with batch norms around it.
-        rtol: Relative width to stop at. With circular padding and a stride the interval is wider.
+        tol: Relative width to stop at. With circular padding and a stride the interval is wider.
 
     Raises:
         ValueError: The layer is of another kind; `norm_bounds` bounds its norm at one size.
@@ -39,25 +39,25 @@ def norm_bounds_all_sizes(layer: Layer, *, rtol: float = 0.01) -> Interval:
         >>> interval.kind, bool(spectral_norm(conv, (8, 40, 40)) <= interval.upper)
         ('every size', True)
     """
-    check_request(rtol)
+    check_request(tol)
     shape = _probe_shape(layer)
     view = View(layer, shape)
     conv = view.convolution
     if conv is None:
         if listed_blocks(view.op) is None:
             raise _unknown(layer)
-        return norm_bounds(layer, shape, rtol=rtol, deterministic=True)
+        return norm_bounds(layer, shape, tol=tol, deterministic=True)
     geometry, kernel = conv.geometry, conv.weight.shape[2:]
     paddings = zip(geometry.before, geometry.after, geometry.dilation, kernel, strict=True)
     repeats = any(before + after > d * (k - 1) for before, after, d, k in paddings)
     circular = geometry.mode == "circular"
     if geometry.mode != "zeros" and (repeats or not circular):
         raise _unknown(layer)
-    lower, upper = _supremum(conv, geometry.stride, rtol)
+    lower, upper = _supremum(conv, geometry.stride, tol)
     if circular and max(geometry.stride) > 1:
         # At sizes that the stride does not divide, the last window and the first are closer
         # than a stride: all that is left is that they are windows of stride one.
-        upper = _supremum(conv, (1,) * len(kernel), rtol)[1]
+        upper = _supremum(conv, (1,) * len(kernel), tol)[1]
     return Interval(lower, upper, "every size", 0.0)
 
 
@@ -93,14 +93,14 @@ def _probe_shape(layer: Layer) -> Shape:
     return (channels, *[2 * (d * (k - 1) + 1 + p) for d, k, p in reach])
 
 
-def _supremum(conv: ConvMap, stride: Shape, rtol: float) -> tuple[float, float]:
+def _supremum(conv: ConvMap, stride: Shape, tol: float) -> tuple[float, float]:
     """Bounds on the largest singular value of a convolution's symbol over all frequencies.
 
     The torus is so fine that a search of cells two frequencies wide suffices. A dilation d
     stretches frequencies and nothing else; what it shares with the stride cancels.
     """
     steps = tuple(s // math.gcd(s, d) for s, d in zip(stride, conv.geometry.dilation, strict=True))
-    ones, excess = (1,) * len(steps), 0.99 * rtol
+    ones, excess = (1,) * len(steps), 0.99 * tol
     points = enough_points(Torus(conv, steps, steps, ones).degrees, excess)
     sides = tuple(s * 2 ** (1 + n.bit_length()) for s, n in zip(steps, points, strict=True))
     torus = Torus(conv, sides, steps, ones)

@@ -59,10 +59,10 @@ CERTIFICATE = CertificateConstants()
 
 
 @plain_numerics()
-def deterministic_upper(op: LinearOperator, lower: float, rtol: float) -> float | None:
+def deterministic_upper(op: LinearOperator, lower: float, tol: float) -> float | None:
     """An upper bound on the norm of an operator in float64, or None where that is too large.
 
-    It lies within `rtol` of the norm, and within 1e-4 as a rule; the lower bound known so far is
+    It lies within `tol` of the norm, and within 1e-4 as a rule; the lower bound known so far is
     made sharper first.
     """
     if op.dtype != torch.float64:
@@ -75,7 +75,7 @@ def deterministic_upper(op: LinearOperator, lower: float, rtol: float) -> float 
     if gram is None:
         return None
     sharper = float(leading_spectrum(balanced, 1, tol=1e-6).S[0])
-    square = _certified(gram, max(lower * scale, sharper) ** 2, min(2e-4, max(rtol, 4e-6)))
+    square = _certified(gram, max(lower * scale, sharper) ** 2, min(2e-4, max(tol, 4e-6)))
     return None if square is None else math.sqrt(square) * (1 + 2.0**-50) / scale
 
 

@@ -20,7 +20,7 @@ class Interval:
         kind: What the upper end rests on: "exact", "embedding", "every size", "cholesky" (all
             deterministic), or "probabilistic".
         failure: Probability that the upper end is too small; 0 for deterministic kinds.
-        applications: Vectors sent through the layer or its transpose, one each.
+        num_matvecs: Vectors sent through the layer or its transpose, one each.
 
     Example:
         >>> from spectralclip import Interval
@@ -33,7 +33,7 @@ class Interval:
     upper: float
     kind: str
     failure: float
-    applications: int = 0
+    num_matvecs: int = 0
 
     def __contains__(self, value: float | Tensor) -> bool:
         """Whether a number lies between the ends."""

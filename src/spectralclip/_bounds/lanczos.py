@@ -143,7 +143,7 @@ class Search:
     """
 
     view: View
-    rtol: float
+    tol: float
     failure: float
     ceiling: Ceiling
     deterministic: bool = False
@@ -156,16 +156,16 @@ class Search:
         modes = self.fourier_modes
         row = filtered_row(side, generator) if modes else random_rows(side, 1, generator)
         start = side.input_tensor(row)
-        fine = self.rtol < 20 * rounding_margin(op.dtype)
+        fine = self.tol < 20 * rounding_margin(op.dtype)
         found, ended = self._iterate(self.view.double if fine else op, start)
         interval = found.interval
-        if ended and interval.width > self.rtol and not fine and self.view.double is not op:
+        if ended and interval.width > self.tol and not fine and self.view.double is not op:
             # Rounding in the small precision hides what the start may have missed. From the same
             # start, so that both bounds fail together or not at all.
             again, _ = self._iterate(self.view.double, start)
-            spent = interval.applications + again.interval.applications
+            spent = interval.num_matvecs + again.interval.num_matvecs
             best = again if again.interval.upper < interval.upper else found
-            return Found(replace(best.interval, applications=spent), best.vector)
+            return Found(replace(best.interval, num_matvecs=spent), best.vector)
         return found
 
     def _iterate(self, op: LinearOperator, start: Tensor) -> tuple[Found, bool]:
@@ -185,7 +185,7 @@ class Search:
         (lower, vector), spent = self._lower(leading), 2 * run.steps + 1
         # The deterministic end where it is narrow enough, else the lower of the two.
         upper = math.inf
-        if not (self.deterministic or self.ceiling.is_within((1 + self.rtol) * lower)):
+        if not (self.deterministic or self.ceiling.is_within((1 + self.tol) * lower)):
             margin = 1 + rounding_margin(op.dtype)
             upper = math.sqrt(smallest_excluded(run, delta)) / factor * margin
         if self.deterministic or self.ceiling.is_within(upper):
@@ -197,11 +197,11 @@ class Search:
     def _enough(self, run: LanczosRun, delta: float, factor: float, op: LinearOperator) -> bool:
         values, vectors = run.ritz()
         theta, residual = max(float(values[0]), 0.0), run.betas[-1] * abs(float(vectors[-1, 0]))
-        target = 1 + max(self.rtol - 4 * rounding_margin(op.dtype), 0.1 * self.rtol)
+        target = 1 + max(self.tol - 4 * rounding_margin(op.dtype), 0.1 * self.tol)
         if self.ceiling.is_within(target * math.sqrt(theta) / factor):
             return True
         if self.deterministic:
-            return residual <= 0.1 * self.rtol * theta
+            return residual <= 0.1 * self.tol * theta
         return excludes(run, delta, target**2 * theta)
 
     def _lower(self, vector: Tensor) -> tuple[float, Tensor]:

@@ -55,7 +55,7 @@ def norm_bounds(
     layer: Layer | LinearOperator,
     in_shape: Sequence[int] | int | None = None,
     *,
-    rtol: float = 0.01,
+    tol: float = 0.01,
     failure: float = 1e-6,
     deterministic: bool = False,
     generator: torch.Generator | None = None,
@@ -68,7 +68,7 @@ def norm_bounds(
         in_shape: Shape of one input, without the batch dimension. May be left out where the layer
             knows it (`nn.Linear`, compositions that begin with one, an operator). For a bound that
             holds at every input size see `norm_bounds_all_sizes`.
-        rtol: Relative width to stop at. A wider interval is returned where this one is out of
+        tol: Relative width to stop at. A wider interval is returned where this one is out of
             reach; it holds all the same.
         failure: Accepted probability that a probabilistic upper end is too small.
         deterministic: Accept only upper ends that rest on no probability.
@@ -86,14 +86,14 @@ def norm_bounds(
         >>> interval.kind, interval.width <= 0.01
         ('embedding', True)
     """
-    request = BoundsRequest(rtol, failure, deterministic)
+    request = BoundsRequest(tol, failure, deterministic)
     return norm_bounds_and_vector(layer, in_shape, request, generator)[0]
 
 
 class BoundsRequest(NamedTuple):
     """How wide an interval may be, and how sure it has to be, as for `norm_bounds`."""
 
-    rtol: float
+    tol: float
     failure: float
     deterministic: bool
 
@@ -105,8 +105,8 @@ def norm_bounds_and_vector(
     generator: torch.Generator | None = None,
 ) -> tuple[Interval, Tensor | None]:
     """What `norm_bounds` returns, and the leading right vector where an iteration found it."""
-    rtol, failure, deterministic = request
-    check_request(rtol, failure)
+    tol, failure, deterministic = request
+    check_request(tol, failure)
     view = View(layer, in_shape)
     generator = generator or torch.Generator("cpu").manual_seed(0)
     found = _from_blocks(view, request, generator)
@@ -115,15 +115,15 @@ def norm_bounds_and_vector(
     if _formable(view.op, EXACT.dense_side):
         return _dense(view.double), None
     found, vector = _iterated(view, request, generator)
-    if deterministic and found.width > rtol:
-        found = _certified(view.double, found, rtol)
+    if deterministic and found.width > tol:
+        found = _certified(view.double, found, tol)
     return found, vector
 
 
-def check_request(rtol: float, failure: float = 0.5) -> None:
+def check_request(tol: float, failure: float = 0.5) -> None:
     """Raise unless these are a width and a probability."""
-    if not isinstance(rtol, (int, float)) or not (math.isfinite(rtol) and rtol > 0):
-        raise ValueError(f"rtol must be a positive number such as 0.01, got {rtol!r}.")
+    if not isinstance(tol, (int, float)) or not (math.isfinite(tol) and tol > 0):
+        raise ValueError(f"tol must be a positive number such as 0.01, got {tol!r}.")
     if not isinstance(failure, (int, float)) or not 0 < failure < 1:
         raise ValueError(
             "failure must be a probability between 0 and 1, such as 1e-6, both excluded, got "
@@ -179,7 +179,7 @@ def _largest_matrix(
     Where none is accepted, a Cholesky factor proves the upper end; None where it does not.
     """
     blocks, dtype = _known_blocks(view)
-    rtol, failure, deterministic = request
+    tol, failure, deterministic = request
     count, margin = blocks.copies.shape[0], rounding(dtype, blocks.block_shape)
     lower = upper = 0.0
     spent = 0
@@ -188,14 +188,14 @@ def _largest_matrix(
         layer = nn.Linear(1, 1, bias=False, device="meta")
         layer.weight = nn.Parameter(matrix, requires_grad=False)
         search = Search(
-            View(layer, matrix.shape[1]), rtol, failure / count, Ceiling(), deterministic
+            View(layer, matrix.shape[1]), tol, failure / count, Ceiling(), deterministic
         )
         ends = search.run(generator).interval
-        highest = (1 + rtol / 2) * ends.lower if deterministic else ends.upper
+        highest = (1 + tol / 2) * ends.lower if deterministic else ends.upper
         if deterministic and not norm_is_below(matrix, highest):
             return None
         lower, upper = max(lower, ends.lower), max(upper, highest)
-        spent += ends.applications
+        spent += ends.num_matvecs
     lower, upper = lower * (1 - margin), upper * (1 + margin)
     if deterministic:
         return Interval(lower, upper, "cholesky", 0.0, spent)
@@ -206,19 +206,19 @@ def _iterated(
     view: View, request: BoundsRequest, generator: torch.Generator
 ) -> tuple[Interval, Tensor | None]:
     """Both ends by iteration, the upper one from an embedding where that is good enough."""
-    rtol, failure, deterministic = request
-    large, spent = view.is_large(rtol / 2), 0
-    ceiling = _embedding(view, request, sure=deterministic or view.is_large(rtol))
+    tol, failure, deterministic = request
+    large, spent = view.is_large(tol / 2), 0
+    ceiling = _embedding(view, request, sure=deterministic or view.is_large(tol))
     # On large images an embedding is nearly the norm, and singular vectors nearly Fourier modes.
     if large and ceiling.value < math.inf:
-        near = view.cropped(SHARE * rtol) or view
-        search = Search(near, rtol, failure, ceiling, deterministic=True, fourier_modes=True)
+        near = view.cropped(SHARE * tol) or view
+        search = Search(near, tol, failure, ceiling, deterministic=True, fourier_modes=True)
         found, vector = search.run(generator)
-        spent = found.applications
-        if found.width <= rtol:
+        spent = found.num_matvecs
+        if found.width <= tol:
             return found, vector if near is view else None
-    found, vector = Search(view, rtol, failure, ceiling, deterministic).run(generator)
-    return replace(found, applications=found.applications + spent), vector
+    found, vector = Search(view, tol, failure, ceiling, deterministic).run(generator)
+    return replace(found, num_matvecs=found.num_matvecs + spent), vector
 
 
 def _embedding(view: View, request: BoundsRequest, *, sure: bool) -> Ceiling:
@@ -232,7 +232,7 @@ def _embedding(view: View, request: BoundsRequest, *, sure: bool) -> Ceiling:
     if conv is None or torus is None or not (request.deterministic or affordable(torus)):
         return Ceiling()
     floor = 0.0 if sure else (1 - 1e-9) * large_value(torus)
-    excess = SHARE * request.rtol
+    excess = SHARE * request.tol
     return Ceiling(floor, lambda known: peak_with_margin(conv, torus, excess, known=known)[1])
 
 
@@ -251,16 +251,16 @@ def _dense(op: LinearOperator) -> Interval:
     return Interval(value * (1 - margin), value * (1 + margin), "exact", 0.0, min(m, n))
 
 
-def _certified(double: LinearOperator, found: Interval, rtol: float) -> Interval:
+def _certified(double: LinearOperator, found: Interval, tol: float) -> Interval:
     """A deterministic upper end where the embedding's is too wide or missing."""
     if _formable(double, EXACT.dense_side_deterministic):
         formed = _dense(double)
-        return replace(formed, applications=formed.applications + found.applications)
+        return replace(formed, num_matvecs=formed.num_matvecs + found.num_matvecs)
     from spectralclip._bounds.cholesky import deterministic_upper
 
-    upper = deterministic_upper(double, found.lower, rtol)
+    upper = deterministic_upper(double, found.lower, tol)
     if upper is not None and upper < found.upper:
-        return Interval(found.lower, upper, "cholesky", 0.0, found.applications)
+        return Interval(found.lower, upper, "cholesky", 0.0, found.num_matvecs)
     if math.isinf(found.upper):
         m, n = double.shape
         raise ValueError(

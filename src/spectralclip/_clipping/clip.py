@@ -71,7 +71,7 @@ class ClipResult:
         distance: `||M(W') - M(W)||_F`: how far the layer has moved as an operator.
         distance_lower_bound: No layer of this form within the bound is nearer; None where no
             such bound is known.
-        applications: Vectors sent through `M`, `M^T` or the pullback, one each.
+        num_matvecs: Vectors sent through `M`, `M^T` or the pullback, one each.
         rounds: Steps taken.
         converged: Whether the projection was carried through. If not, the layer is within the
             bound all the same, by a final scale, but farther away than need be.
@@ -82,7 +82,7 @@ class ClipResult:
     norm_after: float
     distance: float
     distance_lower_bound: float | None
-    applications: int
+    num_matvecs: int
     rounds: int
     converged: bool
     flops: float = 0.0
@@ -91,8 +91,8 @@ class ClipResult:
 @plain_numerics()
 def clip_(
     layer: Layer,
-    max_norm: float,
     in_shape: Sequence[int] | int | None = None,
+    max_norm: float = 1.0,
     *,
     tol: float = 1e-3,
     exact: bool = False,
@@ -110,9 +110,9 @@ def clip_(
     Args:
         layer: A module, a sequence of modules (their composition), or an affine callable
             object with parameters.
-        max_norm: The bound c.
         in_shape: Shape of one input, without the batch dimension; may be left out where the
             layer knows it: `nn.Linear`, and compositions that begin with one.
+        max_norm: The bound c.
         tol: The norm reached is at most `(1 + tol) * max_norm`, and usually much closer.
         exact: Carry the projection on until its distance is within half a percent of the
             smallest possible one, by cutting planes; for dense layers, convolutions and batch
@@ -134,7 +134,7 @@ def clip_(
         >>> import torch
         >>> from spectralclip import clip_, spectral_norm
         >>> conv = torch.nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect")
-        >>> result = clip_(conv, 0.5, (8, 12, 12))
+        >>> result = clip_(conv, (8, 12, 12), 0.5)
         >>> result.converged, bool(spectral_norm(conv, (8, 12, 12)) < 0.5005)
         (True, True)
     """
@@ -148,7 +148,7 @@ def clip_(
     allowed = max_norm * (1 + (0 if certify else tol / 2))
     upper = job.certified_norm() if certify and norm <= allowed else norm
     if upper <= allowed:
-        return ClipResult(norm, upper, 0.0, 0.0, job.applications, 0, True)
+        return ClipResult(norm, upper, 0.0, 0.0, job.num_matvecs, 0, True)
     found = Projected(job.movable.start, norm, 0, 0, True, 0.0)
     if norm > allowed:
         found = job.project(max_norm, norm)
@@ -172,7 +172,7 @@ def clip_(
         after,
         unit * distance,
         None if bound is None else unit * bound,
-        job.applications,
+        job.num_matvecs,
         found.rounds,
         found.converged,
         found.flops,
@@ -196,7 +196,7 @@ class _Clipping:
     ) -> None:
         self._layer, self._in_shape, self._tol = layer, in_shape, min(tol, 1e-3)
         self._max_norm, self._exact, self._certify = max_norm, exact, certify
-        self._generator, self._move, self.applications = generator, move, 0
+        self._generator, self._move, self.num_matvecs = generator, move, 0
         self._view = View(layer, in_shape)
         self._take(self._view.op)
 
@@ -261,7 +261,7 @@ class _Clipping:
         if norm is not None:
             return norm
         found = svds(self.op, self._in_shape, 1, tol=self._tol, generator=self._generator)
-        self.applications += found.applications
+        self.num_matvecs += found.num_matvecs
         return float(found.S[0])
 
     def _symbol_norm(self, point: Tensor) -> float | None:
@@ -286,7 +286,7 @@ class _Clipping:
             op = small.op if self.op is self._view.op else small.double
             movable = free_weights(op, self._move, unit, movable.metric)
         found = nearest(movable, max_norm / unit, norm / unit, self._exact, self._generator)
-        self.applications += found.applications
+        self.num_matvecs += found.num_matvecs
         return found
 
     def settled(self, point: Tensor, max_norm: float, start_norm: float) -> tuple[Tensor, float]:
@@ -314,7 +314,7 @@ class _Clipping:
         if norm is None:
             op = self.movable.stored_operator(point)
             found = fresh_ritz(op, steps, 1, self._generator)
-            self.applications += found.applications
+            self.num_matvecs += found.num_matvecs
             norm = self._unit * float(found.S[0])
         return norm
 
@@ -322,7 +322,7 @@ class _Clipping:
         """The upper end of the bounds on the layer as it is, as a user would ask for them."""
         deterministic = self._certify == "deterministic"
         bounds = norm_bounds(self._layer, self._in_shape, deterministic=deterministic)
-        self.applications += bounds.applications
+        self.num_matvecs += bounds.num_matvecs
         return bounds.upper
 
     def certified(self, point: Tensor, norm: float) -> tuple[Tensor, float]:

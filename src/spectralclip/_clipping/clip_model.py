@@ -108,7 +108,7 @@ def clip_found_layers_(
         """Clip one use of a layer; whether that moved it."""
         try:
             modules = list(layers[name].modules)
-            result = clip_(modules, targets[name], in_shape, certify=certify, **settings)
+            result = clip_(modules, in_shape, targets[name], certify=certify, **settings)
         except ValueError as error:
             raise ValueError(
                 f"Layer {name!r} cannot be clipped, and the model is left as it was: {error} "
@@ -179,7 +179,7 @@ def _together(before: ClipResult | None, result: ClipResult) -> ClipResult:
         norm_after=result.norm_after if moved else max(before.norm_after, result.norm_after),
         distance=before.distance + result.distance,
         distance_lower_bound=None if moved else before.distance_lower_bound,
-        applications=before.applications + result.applications,
+        num_matvecs=before.num_matvecs + result.num_matvecs,
         rounds=before.rounds + result.rounds,
         converged=before.converged and result.converged,
         flops=before.flops + result.flops,

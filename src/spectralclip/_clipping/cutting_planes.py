@@ -133,11 +133,11 @@ def by_cuts(
 
     op = movable.operator(point)
     ritz = fresh_ritz(op, settings.start_steps, settings.width, generator)
-    spent, rounds, headroom = ritz.applications, 0, 0.0
+    spent, rounds, headroom = ritz.num_matvecs, 0, 0.0
     while True:
         if float(ritz.S[0]) <= max_norm:
             check = fresh_ritz(op, settings.check_steps, 2 * settings.width, generator)
-            spent += check.applications
+            spent += check.num_matvecs
             moved = movable.length(wide(point) - wide(movable.start))
             near = moved <= (1 + settings.gap) * cuts.lower_bound
             if near and float(check.S[0]) <= max_norm:
@@ -157,7 +157,7 @@ def by_cuts(
         point = cuts.nearest(headroom)
         op = movable.operator(point)
         ritz = warmed_ritz(op, ritz, generator)
-        spent += ritz.applications
+        spent += ritz.num_matvecs
         rounds += 1
 
 

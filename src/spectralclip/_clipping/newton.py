@@ -52,7 +52,7 @@ class Projected:
 
     point: Tensor
     norm: float
-    applications: int
+    num_matvecs: int
     rounds: int
     converged: bool
     lower_bound: float | None = None
@@ -73,14 +73,14 @@ def by_newton(
     point = movable.start if point is None else point
     op = movable.operator(point)
     ritz = fresh_ritz(op, NEWTON.start_steps, NEWTON.width, generator)
-    spent, rounds = ritz.applications, 0
+    spent, rounds = ritz.num_matvecs, 0
     target = (1 - NEWTON.headroom) * max_norm
     lowest, lowered_at = math.inf, 0
     while True:
         top = float(ritz.S[0])
         if top <= max_norm:
             check = fresh_ritz(op, NEWTON.check_steps, NEWTON.width, generator)
-            spent += check.applications
+            spent += check.num_matvecs
             if float(check.S[0]) <= max_norm:
                 norm = max(top, float(check.S[0]))
                 return Projected(point, norm, spent, rounds, True)
@@ -106,5 +106,5 @@ def by_newton(
         point = point - move.reshape(point.shape)
         op = movable.operator(point)
         ritz = warmed_ritz(op, ritz, generator)
-        spent += ritz.applications
+        spent += ritz.num_matvecs
         rounds += 1

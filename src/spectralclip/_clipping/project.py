@@ -38,7 +38,7 @@ def nearest(
         finished = by_newton(movable, max_norm, generator, found.point)
         found = replace(
             finished,
-            applications=found.applications + finished.applications,
+            num_matvecs=found.num_matvecs + finished.num_matvecs,
             rounds=found.rounds + finished.rounds,
             lower_bound=found.lower_bound,
             flops=found.flops,
@@ -54,12 +54,12 @@ def _backed_up(
     The norm is convex along the way: the chord between two points is above it, so that where
     the chord meets the bound, the norm is within.
     """
-    far, norm, spent = 1.0, found.norm, found.applications
+    far, norm, spent = 1.0, found.norm, found.num_matvecs
     if norm >= (1 - NEWTON.headroom) * max_norm:
         return found
     step = found.point - movable.start
     ritz = fresh_ritz(movable.operator(movable.start), NEWTON.start_steps, 1, generator)
-    spent += ritz.applications
+    spent += ritz.num_matvecs
     near, above = 0.0, float(ritz.S[0])
     for _ in range(BACKWARD_STEPS):
         if norm >= (1 - NEWTON.headroom) * max_norm:
@@ -67,9 +67,9 @@ def _backed_up(
         share = near + (far - near) * (above - max_norm) / (above - norm)
         op = movable.operator(movable.start + share * step)
         seen = fresh_ritz(op, NEWTON.check_steps, 1, generator)
-        spent += seen.applications
+        spent += seen.num_matvecs
         if float(seen.S[0]) > max_norm:
             near, above = share, float(seen.S[0])
         else:
             far, norm = share, float(seen.S[0])
-    return replace(found, point=movable.start + far * step, norm=norm, applications=spent)
+    return replace(found, point=movable.start + far * step, norm=norm, num_matvecs=spent)

@@ -46,7 +46,7 @@ def lipschitz_bounds(
     example_kwargs: Mapping[str, Any] | None = None,
     *,
     interval_of: IntervalOf | None = None,
-    rtol: float = 0.01,
+    tol: float = 0.01,
     failure: float = 1e-6,
     deterministic: bool = False,
     local: bool = True,
@@ -72,7 +72,7 @@ def lipschitz_bounds(
         example_kwargs: Keyword arguments, beside positional ones.
         interval_of: Where the norms of the model's modules come from, for a sequence of modules
             and the shape of one input; by default `norm_bounds`.
-        rtol: Relative width at which the intervals of the layers stop.
+        tol: Relative width at which the intervals of the layers stop.
         failure: Accepted probability that the upper end of one layer is too small.
         deterministic: Accept only upper ends that rest on no probability.
         local: Whether to look for a lower bound.
@@ -94,11 +94,11 @@ def lipschitz_bounds(
         >>> [step.operation for step in bound.steps]
         ['Linear', 'relu', 'Linear']
     """
-    check_request(rtol, failure)
+    check_request(tol, failure)
     example_inputs = with_kwargs(example_inputs, example_kwargs)
-    otherwise = standard_intervals(rtol, failure, deterministic, seed)
-    tol = rtol if local else None
-    return network_bound(model, example_inputs, interval_of or otherwise, otherwise, tol, seed)
+    otherwise = standard_intervals(tol, failure, deterministic, seed)
+    width = tol if local else None
+    return network_bound(model, example_inputs, interval_of or otherwise, otherwise, width, seed)
 
 
 @plain_numerics()

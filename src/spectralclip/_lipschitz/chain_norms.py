@@ -166,14 +166,14 @@ class Norms:
         return shape if batched and source.shape[:1] == node.shape[:1] else None
 
 
-def standard_intervals(rtol: float, failure: float, deterministic: bool, seed: int) -> IntervalOf:
+def standard_intervals(tol: float, failure: float, deterministic: bool, seed: int) -> IntervalOf:
     """Intervals from `norm_bounds`, with these settings."""
 
     def interval_of(modules: Sequence[nn.Module], in_shape: Shape) -> Interval:
         return norm_bounds(
             list(modules),
             in_shape,
-            rtol=rtol,
+            tol=tol,
             failure=failure,
             deterministic=deterministic,
             generator=torch.Generator("cpu").manual_seed(seed),

@@ -141,7 +141,7 @@ def local_norms(
 
 def _norm(op: LinearOperator, tol: float, seed: int) -> float:
     """The norm of an operator, from below."""
-    solver: Solver = Lanczos(max_applications=_SETTINGS.max_matvecs)
+    solver: Solver = Lanczos(max_matvecs=_SETTINGS.max_matvecs)
     if min(op.shape) <= _SETTINGS.dense_side:
         solver = Exact()
     generator = torch.Generator("cpu").manual_seed(seed)

@@ -62,7 +62,7 @@ class Exact(Solver):
         if found is None or (not found.converged and m * n <= DENSE_LIMIT):
             # Vectors in float32 leave residuals that hide small values; the matrix does not.
             require_dense(op, "Use solver=Lanczos().")
-            found = self._dense(op, k, rule, 0 if found is None else found.applications)
+            found = self._dense(op, k, rule, 0 if found is None else found.num_matvecs)
         return found.spectrum(op, _ADVICE)
 
     @staticmethod

@@ -42,7 +42,7 @@ def warmed_ritz(op: LinearOperator, found: Triplets, generator: torch.Generator)
     return _rayleigh_ritz(op, basis, 2 * rows.shape[0]).first(k)
 
 
-def _rayleigh_ritz(op: LinearOperator, basis: Tensor, applications: int) -> Triplets:
+def _rayleigh_ritz(op: LinearOperator, basis: Tensor, num_matvecs: int) -> Triplets:
     """The Ritz triplets on the span of orthonormal rows."""
     images = op.forward_rows(basis)
     squares, mix = descending_eigh(row_products(images, images))
@@ -50,4 +50,4 @@ def _rayleigh_ritz(op: LinearOperator, basis: Tensor, applications: int) -> Trip
     left = turn @ images
     left = left / lengths(left)[:, None].clamp_min(torch.finfo(op.dtype).tiny)
     values = squares.clamp_min(0).sqrt()
-    return Triplets(values, left, turn @ basis, applications + basis.shape[0])
+    return Triplets(values, left, turn @ basis, num_matvecs + basis.shape[0])

@@ -67,17 +67,17 @@ class Lanczos(Solver):
         basis: Most vectors kept (for k > 1, each with its image under `M^T M`); by default
             128 for k = 1, and 3 to 5 blocks for more, depending on the tolerance.
         oversampling: How much wider than k the block is; by default 3, or 3 k / 10 if more.
-        max_applications: Budget of single applications of `M` or `M^T`; by default
+        max_matvecs: Budget of single applications of `M` or `M^T`; by default
             1000 + 200 k.
     """
 
     basis: int | None = None
     oversampling: int | None = None
-    max_applications: int | None = None
+    max_matvecs: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
-        least = {"basis": 2, "oversampling": 0, "max_applications": 2}
+        least = {"basis": 2, "oversampling": 0, "max_matvecs": 2}
         for name, smallest in least.items():
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < smallest):
@@ -90,7 +90,7 @@ class Lanczos(Solver):
     ) -> Spectrum:
         """Solve on the smaller side of the operator."""
         balanced, factor = op.balanced()
-        budget, spent = self.max_applications or 1000 + 200 * k, 0
+        budget, spent = self.max_matvecs or 1000 + 200 * k, 0
         start = None if v0 is None else op.input_rows(v0)
         if op.shape[0] >= op.shape[1]:
             found = self._solve(balanced, k, tol, start, generator, budget, spent)
@@ -169,7 +169,7 @@ class Lanczos(Solver):
         rule: StoppingRule,
         generator: torch.Generator,
         budget: int,
-        applications: int,
+        num_matvecs: int,
     ) -> Triplets:
         """Rayleigh-Ritz on a basis that grows by the residuals of what has not converged.
 
@@ -181,18 +181,18 @@ class Lanczos(Solver):
         blocks = KRYLOV.rough_blocks if rule.tol >= KRYLOV.rough_tol else KRYLOV.fine_blocks
         basis = self.basis or max(8 * blocks, blocks * width)
         room = min(n, max(basis, width + k, rows.shape[0] + 1))
-        space = Subspace(op, room, applications, generator)
+        space = Subspace(op, room, num_matvecs, generator)
         _grow(space, op, k, rows, width, rule, generator, budget)
         vectors, images = space.ritz(k)
-        beside, spent = space.beside(width), space.applications
+        beside, spent = space.beside(width), space.num_matvecs
         found = finish(op, vectors, rule, spent, beside=beside, gram=images)
-        if found.first(asked).converged or found.applications + 3 * k >= budget:
+        if found.first(asked).converged or found.num_matvecs + 3 * k >= budget:
             return found
         rows = space.ritz(width)[0]
         del space
-        space = Subspace(op, room, found.applications, generator, two_sided=True)
+        space = Subspace(op, room, found.num_matvecs, generator, two_sided=True)
         _grow(space, op, k, rows, width, rule, generator, budget)
-        return finish(op, space.ritz(k)[0], rule, space.applications, beside=space.beside(width))
+        return finish(op, space.ritz(k)[0], rule, space.num_matvecs, beside=space.beside(width))
 
 
 def _grow(
@@ -219,7 +219,7 @@ def _grow(
         if not open_:
             # What converged first may have moved since.
             rows, open_ = space.unconverged(list(range(k)), width, rule)
-        if space.size == n or space.applications + 3 * k >= budget:
+        if space.size == n or space.num_matvecs + 3 * k >= budget:
             return
         if not open_ and steps >= KRYLOV.probe_steps:
             return
@@ -249,8 +249,8 @@ def _advice(found: Triplets, tol: float) -> str:
             "convert the layer to float64."
         )
     return (
-        f"{text} after {found.applications} applications. Go on from here with "
-        "svds(..., v0=spectrum.V), allow more with solver=Lanczos(max_applications=...), or "
+        f"{text} after {found.num_matvecs} applications. Go on from here with "
+        "svds(..., v0=spectrum.V), allow more with solver=Lanczos(max_matvecs=...), or "
         "loosen tol."
     )
 

@@ -65,13 +65,13 @@ class Subspace:
         self,
         op: LinearOperator,
         room: int,
-        applications: int,
+        num_matvecs: int,
         generator: torch.Generator,
         *,
         two_sided: bool = False,
     ) -> None:
         self._op, self.room, self._generator = op, room, generator
-        self.applications = applications
+        self.num_matvecs = num_matvecs
         m, n = op.shape
         self._right = torch.empty(room, n, dtype=op.dtype, device=op.device)
         self._images = torch.empty_like(self._right)  # A V, or M^T Q
@@ -102,7 +102,7 @@ class Subspace:
             self._left[old:new] = self._outside(images, self._left[:old])
             self._images[old:new] = self._op.adjoint_rows(self._left[old:new])
             self._projection[:new, old:new] = on_host(self._left[:new] @ images.T)
-        self.applications += 2 * rows.shape[0]
+        self.num_matvecs += 2 * rows.shape[0]
         self.size = new
         self._decompose()
 

@@ -40,7 +40,7 @@ class Spectrum:
             from zero.
         converged: Whether all values are estimated to be within the tolerance (taken as 20 eps
             where it is less), or are zero up to rounding in the largest.
-        applications: Vectors sent through `M` or `M^T`, one each.
+        num_matvecs: Vectors sent through `M` or `M^T`, one each.
         advice: If not converged, what to do; else empty.
 
     Example:
@@ -57,7 +57,7 @@ class Spectrum:
     residuals: Tensor
     errors: Tensor
     converged: bool
-    applications: int
+    num_matvecs: int
     advice: str = ""
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -69,12 +69,12 @@ class Spectrum:
         values = ", ".join(f"{value:.4g}" for value in self.S[:6].tolist())
         more = ", ..." if len(self.S) > 6 else ""
         state = "converged" if self.converged else f"NOT converged: {self.advice}"
-        return f"Spectrum(S=[{values}{more}], {self.applications} applications, {state})"
+        return f"Spectrum(S=[{values}{more}], {self.num_matvecs} applications, {state})"
 
     @staticmethod
     @plain_numerics()
     def from_right_vectors(
-        op: LinearOperator, V: Tensor, *, tol: float = 1e-3, applications: int = 0
+        op: LinearOperator, V: Tensor, *, tol: float = 1e-3, num_matvecs: int = 0
     ) -> Spectrum:
         """The triplets that some right vectors approximate, for solvers of your own.
 
@@ -86,12 +86,12 @@ class Spectrum:
             op: The operator.
             V: Linearly independent vectors, `(k, *in_shape)`.
             tol: The relative accuracy to judge by.
-            applications: Products that it took to find V.
+            num_matvecs: Products that it took to find V.
         """
         rows = op.input_rows(sent(V.detach(), op.device, op.dtype))
         eps = torch.finfo(op.dtype).eps
         rule = StoppingRule(max(tol, ROUNDING * eps), eps)
-        found = finish(op, orthonormal_rows(rows, rows[:0]), rule, applications)
+        found = finish(op, orthonormal_rows(rows, rows[:0]), rule, num_matvecs)
         advice = f"The residuals are too large for tol={tol:g}: iterate for longer, or loosen tol."
         return found.spectrum(op, advice)
 
@@ -116,7 +116,7 @@ class Triplets:
     S: Tensor
     U: Tensor
     V: Tensor
-    applications: int
+    num_matvecs: int
     verdict: Verdict | None = None
 
     @property
@@ -146,7 +146,7 @@ class Triplets:
         residuals, errors, _ = self.verdict
         U, V = op.output_tensor(self.U), op.input_tensor(self.V)
         advice = "" if self.converged else advice
-        return Spectrum(self.S, U, V, residuals, errors, self.converged, self.applications, advice)
+        return Spectrum(self.S, U, V, residuals, errors, self.converged, self.num_matvecs, advice)
 
 
 # --- Finished ones --------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def finish(
     op: LinearOperator,
     V: Tensor,
     rule: StoppingRule,
-    applications: int,
+    num_matvecs: int,
     *,
     beside: float | None = None,
     gram: Tensor | None = None,
@@ -177,7 +177,7 @@ def finish(
     """
     eps = torch.finfo(op.dtype).eps
     images = wide(op.forward_rows(V))
-    applications += V.shape[0]
+    num_matvecs += V.shape[0]
     # Rows that are orthonormal up to the rounding of float32 make values too large by as much.
     L, right_basis = rows_lq(wide(V), eps / 100)
     images = torch.linalg.solve_triangular(L, images, upper=False)
@@ -193,20 +193,20 @@ def finish(
         verdict = _judged(op, S, exact, back, rule, beside)
     if verdict is None or not bool(verdict.accurate.all()):
         back = wide(op.adjoint_rows(rows))
-        applications += V.shape[0]
+        num_matvecs += V.shape[0]
         verdict = _judged(op, S, exact, back, rule, beside)
-    return assembled(op, S, rows, V, verdict, applications)
+    return assembled(op, S, rows, V, verdict, num_matvecs)
 
 
 def assembled(
-    op: LinearOperator, S: Tensor, U: Tensor, V: Tensor, verdict: Verdict, applications: int
+    op: LinearOperator, S: Tensor, U: Tensor, V: Tensor, verdict: Verdict, num_matvecs: int
 ) -> Triplets:
     """Triplets in the operator's precision, from values in float64, which are rounded down."""
     residuals, errors, accurate = verdict
     S, residuals, errors = (
         sent(part, op.device, op.dtype) for part in (S * (1 - margin(op)), residuals, errors)
     )
-    return Triplets(S, U, V, applications, Verdict(residuals, errors, accurate.to(op.device)))
+    return Triplets(S, U, V, num_matvecs, Verdict(residuals, errors, accurate.to(op.device)))
 
 
 def _judged(

@@ -18,15 +18,16 @@ from spectralclip._training.optimizers import (
     checked_optimizers,
     evaluates_other_weights,
 )
+from spectralclip._training.spectral_clip import SpectralClip
 
 
 @plain_numerics()
 def attach(
-    method: Method,
     model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer] | None,
     example_inputs: ExampleInputs,
-    optimizer: Optimizer | Sequence[Optimizer] | None = None,
     *,
+    method: Method | None = None,
     max_norm: Targets = 1.0,
     schedule: Schedule | None = None,
     pairs: Pairs = (),
@@ -40,13 +41,13 @@ def attach(
     models need nothing special; steps that a `GradScaler` skips are skipped here too.
 
     Args:
-        method: One of `spectralclip.methods`, or your own.
         model: The model, plain, compiled, or wrapped by `DistributedDataParallel`, or sharded
             by `fully_shard`.
-        example_inputs: What the model is called with, as for `find_layers`.
         optimizer: The one that trains the model, or several, each for weights of its own. Layers
             without a weight of theirs are left alone, with a warning, as are frozen ones:
             `Attachment.uncovered` lists both. None for a loop that calls `.step()` itself.
+        example_inputs: What the model is called with, as for `find_layers`.
+        method: One of `spectralclip.methods`, or your own; by default `SpectralClip()`.
         max_norm: One bound for all; or a bound for some layers by name, as `find_layers` names
             them; or a function of a layer's name and `FoundLayer`, which may return None for
             one that is to be left alone.
@@ -65,12 +66,10 @@ def attach(
 
     Example:
         >>> import torch
-        >>> from spectralclip import attach, methods
+        >>> from spectralclip import attach
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        >>> attachment = attach(
-        ...     methods.SpectralClip(), model, torch.zeros(1, 8), optimizer, max_norm=0.5
-        ... )
+        >>> attachment = attach(model, optimizer, torch.zeros(1, 8), max_norm=0.5)
         >>> model(torch.randn(32, 8)).square().sum().backward()
         >>> optimizer.step()
         >>> bool(torch.linalg.matrix_norm(model[0].weight, 2) <= 0.5001)
@@ -78,6 +77,12 @@ def attach(
     """
     if schedule is not None and not callable(schedule):
         raise TypeError(f"schedule must be a function of the number of steps, got {schedule!r}.")
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            "attach takes (model, optimizer, example_inputs, method=...): the model must be an "
+            f"nn.Module, got {model!r}."
+        )
+    method = SpectralClip() if method is None else method
     if not isinstance(method, Method):
         raise TypeError(f"method must be a Method such as SpectralClip(), got {method!r}.")
     bare, optimizers = unwrapped(model), checked_optimizers(optimizer)

@@ -146,9 +146,9 @@ class Attachment:
         return self._state is None
 
     @property
-    def applications(self) -> float:
+    def num_matvecs(self) -> float:
         """Vectors sent through layers by this process so far, for methods that count them."""
-        return float(getattr(self._running(), "applications", 0.0))
+        return float(getattr(self._running(), "num_matvecs", 0.0))
 
     @property
     def max_norms(self) -> dict[str, float]:

@@ -79,7 +79,7 @@ class SpectralClip(Method):
         ... )
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         >>> x = torch.randn(4, 1, 12, 12)
-        >>> with attach(methods.SpectralClip(), model, x, optimizer) as attachment:
+        >>> with attach(model, optimizer, x) as attachment:
         ...     for _ in range(20):
         ...         optimizer.zero_grad()
         ...         (-model(x).square().mean()).backward()
@@ -143,9 +143,9 @@ class _Following(MethodState):
         self._non_finite: set[str] = set()
 
     @property
-    def applications(self) -> float:
+    def num_matvecs(self) -> float:
         """Vectors sent through layers so far; Fourier modes count by their multiply-adds."""
-        return sum(constraint.applications for constraint in self._constraints)
+        return sum(constraint.num_matvecs for constraint in self._constraints)
 
     def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
         for constraint in self._constraints:

@@ -111,7 +111,7 @@ def audit(
     fail_above: Limit = None,
     fail_on: FailOnWhat = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Singular values for each layer.")] = 10,
-    rtol: Annotated[float, typer.Option(help="Relative width of the intervals.")] = 0.01,
+    tol: Annotated[float, typer.Option(help="Relative width of the intervals.")] = 0.01,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Only bounds that rest on no probability.")
     ] = False,
@@ -157,7 +157,7 @@ def audit(
         source.model,
         example,
         k=k,
-        rtol=rtol,
+        tol=tol,
         deterministic=deterministic,
         lipschitz=lipschitz,
         workers=workers,

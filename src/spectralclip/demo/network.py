@@ -114,7 +114,9 @@ def _clipped(
         def bound(name: str, layer: FoundLayer, taken: set[str] = taken) -> float | None:
             return None if name in taken else MAX_NORM
 
-        attachments.append(attach(method, model, example, optimizer, max_norm=bound, seed=seed))
+        attachments.append(
+            attach(model, optimizer, example, method=method, max_norm=bound, seed=seed)
+        )
     yield
     for attachment in attachments:
         attachment.finalize()

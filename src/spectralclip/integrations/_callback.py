@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from spectralclip._clipping import ClipResult, Targets
 from spectralclip._models import ExampleInputs, Pairs
-from spectralclip._training import Attachment, Method, Schedule, attach
+from spectralclip._training import Attachment, Method, Schedule, SpectralClip, attach
 
 Certify: TypeAlias = bool | Literal["deterministic"]
 
@@ -23,9 +23,9 @@ class NormCallback:
     For methods with a penalty, add `callback.penalty()` to the loss.
 
     Args:
-        method: One of `spectralclip.methods`, or your own.
         example_inputs: What the model is called with, with the batch dimension: a tensor, a tuple
             of tensors, or a dict of them for keywords. By default the model's own.
+        method: As for `attach`.
         max_norm: As for `attach`.
         schedule: As for `attach`.
         pairs: As for `attach`.
@@ -48,9 +48,9 @@ class NormCallback:
 
     def __init__(
         self,
-        method: Method,
         example_inputs: ExampleInputs | None = None,
         *,
+        method: Method | None = None,
         max_norm: Targets = 1.0,
         schedule: Schedule | None = None,
         pairs: Pairs = (),
@@ -61,6 +61,7 @@ class NormCallback:
     ) -> None:
         """Take note of the settings; the method is attached when training starts."""
         super().__init__()
+        method = SpectralClip() if method is None else method
         if not isinstance(method, Method):
             raise TypeError(f"method must be a Method such as SpectralClip(), got {method!r}.")
         if certify and not finalize:
@@ -127,7 +128,7 @@ class NormCallback:
         self.remove()  # what a run that broke off has left behind
         self._latest = {}
         inputs = moved(convert(inputs), next((p.device for p in model.parameters()), None))
-        self.attachment = attach(self._method, model, inputs, optimizers, **self._settings)
+        self.attachment = attach(model, optimizers, inputs, method=self._method, **self._settings)
         if state:
             try:
                 self.attachment.load_state_dict(state)

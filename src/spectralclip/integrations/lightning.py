@@ -38,10 +38,7 @@ class SpectralClipCallback(NormCallback, Callback):
     Example:
         >>> import torch
         >>> from spectralclip.integrations.lightning import SpectralClipCallback
-        >>> from spectralclip.methods import SpectralClip
-        >>> callback = SpectralClipCallback(
-        ...     SpectralClip(), torch.zeros(1, 1, 28, 28), max_norm=1.0, finalize=True
-        ... )
+        >>> callback = SpectralClipCallback(torch.zeros(1, 1, 28, 28), finalize=True)
         >>> # trainer = lightning.Trainer(callbacks=[callback]); trainer.fit(module, batches)
         >>> callback.norms()
         {}

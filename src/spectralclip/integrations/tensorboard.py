@@ -50,7 +50,7 @@ def log_norms(
         ...         pass
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        >>> attachment = attach(SpectralClip(), model, torch.zeros(1, 8), optimizer, max_norm=0.5)
+        >>> attachment = attach(model, optimizer, torch.zeros(1, 8), max_norm=0.5)
         >>> model(torch.randn(32, 8)).square().sum().backward()
         >>> optimizer.step()
         >>> log_norms(Printer(), attachment)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from spectralclip._models import ExampleInputs
-from spectralclip._training import Method, NormWarning
+from spectralclip._training import NormWarning
 from spectralclip.integrations._callback import NormCallback, missing
 
 try:
@@ -41,7 +41,6 @@ class SpectralClipCallback(NormCallback, TrainerCallback):
     For methods with a penalty, add `callback.penalty()` to the loss, in your own `compute_loss`.
 
     Args:
-        method: One of `spectralclip.methods`, or your own.
         example_inputs: What the model is called with, such as what a tokenizer returns. By default
             the model's own `dummy_inputs`.
         resume_from: The checkpoint folder that `trainer.train(resume_from_checkpoint=...)` is
@@ -53,10 +52,8 @@ class SpectralClipCallback(NormCallback, TrainerCallback):
     Example:
         >>> import torch
         >>> from spectralclip.integrations.transformers import SpectralClipCallback
-        >>> from spectralclip.methods import SpectralClip
-        >>> callback = SpectralClipCallback(
-        ...     SpectralClip(), {"input_ids": torch.zeros(1, 16, dtype=torch.long)}, max_norm=2.0
-        ... )
+        >>> inputs = {"input_ids": torch.zeros(1, 16, dtype=torch.long)}
+        >>> callback = SpectralClipCallback(inputs, max_norm=2.0)
         >>> # trainer = transformers.Trainer(model, args, ..., callbacks=[callback])
         >>> callback.norms()
         {}
@@ -66,14 +63,13 @@ class SpectralClipCallback(NormCallback, TrainerCallback):
 
     def __init__(
         self,
-        method: Method,
         example_inputs: ExampleInputs | None = None,
         *,
         resume_from: str | Path | None = None,
         **settings: Any,
     ) -> None:
         """Take note of the settings; the method is attached when training begins."""
-        super().__init__(method, example_inputs, **settings)
+        super().__init__(example_inputs, **settings)
         self._resume_from = resume_from
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

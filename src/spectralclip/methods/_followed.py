@@ -66,7 +66,7 @@ class FollowedLayer:
 
     Attributes:
         norm: The tracked norm; None before the first step, NaN where the weights are not finite.
-        applications: Vectors sent through the layer, its transpose or its weight gradient.
+        num_matvecs: Vectors sent through the layer, its transpose or its weight gradient.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class FollowedLayer:
         self._vector: Tensor | None = None
         self._draws = 0
         self.norm: float | None = None
-        self.applications = 0
+        self.num_matvecs = 0
 
     def after_step(self, step: int, bound: float) -> str:
         """Lines 8 to 11 of Algorithm 3; returns what there is to complain about."""
@@ -132,7 +132,7 @@ class FollowedLayer:
             image = torch.add(now.gram(vector), vector, alpha=shift)
             size = torch.linalg.vector_norm(image)
             vector = image.div_(size.clamp_min(torch.finfo(size.dtype).tiny))
-        self.applications += 2 * iterations
+        self.num_matvecs += 2 * iterations
         length = float(size)
         if not math.isfinite(length):
             return False
@@ -149,7 +149,7 @@ class FollowedLayer:
         target = now.matvec(vector) * (bound / norm)
         weights, values = Weights(movable, function.dtype), self._values()
         descend(function, weights, vector, target, self._lr, schedule.inner_steps, values)
-        self.applications += 1 + 2 * schedule.inner_steps
+        self.num_matvecs += 1 + 2 * schedule.inner_steps
         if weights.write():
             found = self._power_qr(self._now(), None, schedule.power_iterations)
             if found and not self._has_grown(max(norm, bound), weights):
@@ -174,7 +174,7 @@ class FollowedLayer:
         weights.restore()
         missed = float(torch.linalg.vector_norm(self._now().matvec(self._vector)))
         weights.write()
-        self.applications += 1
+        self.num_matvecs += 1
         return self.norm > _FAILED * missed
 
     def _fresh_vector(self) -> Tensor:

@@ -50,7 +50,7 @@ class TrueNorm(nn.Module):
         direction: The matrix G.
         draws: How many random vectors have been drawn.
         sums: What the weight that the vectors are of is told by.
-        applications: Vectors sent through the layer so far.
+        num_matvecs: Vectors sent through the layer so far.
     """
 
     direction: Tensor
@@ -63,7 +63,7 @@ class TrueNorm(nn.Module):
         super().__init__()
         self._layer = BareLayer(module, name)  # which is no module, so as not to hold one
         self._shapes, self._seed = tuple(in_shapes), seed
-        self.max_norm, self.iterations, self.applications = max_norm, 8, 0
+        self.max_norm, self.iterations, self.num_matvecs = max_norm, 8, 0
         self._seen = 0, 0
         weight = getattr(module, name).detach()
         wide = torch.promote_types(weight.dtype, torch.float32)
@@ -115,7 +115,7 @@ class TrueNorm(nn.Module):
         for place, shape in enumerate(self._shapes):
             op, count = self._layer.operator(shape), len(self._state(place)[0])
             found = leading_spectrum(op, count, tol=1e-3, generator=self._generator())
-            self.applications += found.applications
+            self.num_matvecs += found.num_matvecs
             self._remember(place, found.V, torch.zeros_like(found.V))
             if float(found.S[0]) > best:
                 best = float(found.S[0])
@@ -152,13 +152,13 @@ class TrueNorm(nn.Module):
         tracker.start(*(op.input_rows(rows.to(op.dtype)) for rows in self._state(place)))
         probe = fresh_ritz(op, PROBE_STEPS, 1, self._generator())
         found = tracker.refresh(op, probe.V)
-        self.applications += probe.applications + found.applications
+        self.num_matvecs += probe.num_matvecs + found.num_matvecs
         for _ in range(self.iterations - 1):
             if not tracker.gain > SETTLED * float(found.S[0]):
                 break
             tracker.keep()
             found = tracker.refresh(op)
-            self.applications += found.applications
+            self.num_matvecs += found.num_matvecs
         tracker.keep()
         assert tracker.vectors is not None and tracker.changes is not None
         self._remember(place, *map(op.input_tensor, (tracker.vectors, tracker.changes)))

@@ -40,7 +40,9 @@ class ClipBatchNorm(Method):
         >>> from spectralclip.methods import ClipBatchNorm
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> attachment = attach(ClipBatchNorm(), model, torch.zeros(2, 4), optimizer, max_norm=0.5)
+        >>> attachment = attach(
+        ...     model, optimizer, torch.zeros(2, 4), method=ClipBatchNorm(), max_norm=0.5
+        ... )
         >>> model(torch.randn(8, 4)).square().sum().backward()
         >>> optimizer.step()
         >>> round(attachment.norms()["1"], 6)

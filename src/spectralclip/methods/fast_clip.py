@@ -69,7 +69,7 @@ class FastClip(Method):
         >>> from spectralclip.methods import FastClip
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> attachment = attach(FastClip(), model, torch.zeros(1, 8), optimizer)
+        >>> attachment = attach(model, optimizer, torch.zeros(1, 8), method=FastClip())
         >>> model(torch.randn(32, 8)).square().mean().backward()
         >>> optimizer.step()
         >>> list(attachment.norms())
@@ -152,9 +152,9 @@ class _Clipper(MethodState):
             ]
 
     @property
-    def applications(self) -> int:
+    def num_matvecs(self) -> int:
         """Vectors sent through layers, their transposes or their weight gradients so far."""
-        return sum(each.applications for layer in self._followed.values() for each in layer)
+        return sum(each.num_matvecs for layer in self._followed.values() for each in layer)
 
     def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
         for name, bound in bounds.items():

@@ -66,7 +66,7 @@ class Parametrize(DomainMethod):
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3), torch.nn.ReLU())
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> method, example = methods.get("parametrize")(), torch.zeros(1, 1, 9, 9)
-        >>> with attach(method, model, example, optimizer, max_norm=0.5):
+        >>> with attach(model, optimizer, example, method=method, max_norm=0.5):
         ...     model(torch.randn(4, 1, 9, 9)).square().mean().backward()
         ...     optimizer.step()
         >>> bool(spectral_norm(model[0], (1, 9, 9)) < 0.501)
@@ -128,9 +128,9 @@ class _Parametrized(MethodState):
         self._made: dict[str, TrueNorm] = {}
 
     @property
-    def applications(self) -> int:
+    def num_matvecs(self) -> int:
         """Vectors sent through layers so far."""
-        return sum(norm.applications for norm in self._made.values())
+        return sum(norm.num_matvecs for norm in self._made.values())
 
     def parametrize(self, bounds: Mapping[str, float]) -> None:
         """Parametrize these layers, or none of them, if one is not finite or not linear."""

@@ -13,7 +13,7 @@ from spectralclip.report._rows import units
 WORDS = {
     "k": "Singular values per layer",
     "values_tol": "Tolerance of singular values",
-    "rtol": "Width asked of intervals",
+    "tol": "Width asked of intervals",
     "failure": "Probability of failure allowed",
     "deterministic": "Deterministic bounds only",
     "seed": "Seed",

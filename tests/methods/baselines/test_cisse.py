@@ -32,7 +32,7 @@ FULL = Cisse(beta=0.03, share=1.0)
 def stepped(layer: nn.Module, in_shape: tuple[int, ...], method: Cisse, steps: int) -> Any:
     """A layer after so many retractions with a bound of 0.8."""
     model = nn.Sequential(layer)
-    attachment = attach(method, model, torch.zeros(1, *in_shape), max_norm=0.8)
+    attachment = attach(model, None, torch.zeros(1, *in_shape), method=method, max_norm=0.8)
     for _ in range(steps):
         attachment.step()
     return attachment
@@ -57,7 +57,9 @@ def test_the_retraction_is_the_gradient_step_of_the_paper() -> None:
 def test_singular_values_go_where_the_cubic_sends_them() -> None:
     layer = nn.Conv2d(2, 3, 3, padding=1).double()
     before = np.linalg.svd(rows_of(layer), compute_uv=False)
-    attach(FULL, nn.Sequential(layer), torch.zeros(1, 2, 5, 5).double(), max_norm=0.8).step()
+    attach(
+        nn.Sequential(layer), None, torch.zeros(1, 2, 5, 5).double(), method=FULL, max_norm=0.8
+    ).step()
     scaled = before * 3 / 0.8  # nine taps
     expected = np.abs((1.03 - 0.03 * scaled**2) * scaled) * 0.8 / 3
     after = np.linalg.svd(rows_of(layer), compute_uv=False)
@@ -95,7 +97,7 @@ def test_groups_are_retracted_each_by_itself() -> None:
 
 def test_some_rows_are_drawn_anew_in_each_step() -> None:
     layer = nn.Linear(12, 10)
-    attachment = attach(Cisse(share=0.25), nn.Sequential(layer), torch.zeros(1, 12))
+    attachment = attach(nn.Sequential(layer), None, torch.zeros(1, 12), method=Cisse(share=0.25))
     seen = []
     for _ in range(30):
         before = layer.weight.detach().clone()
@@ -182,12 +184,12 @@ def test_a_resumed_run_is_the_same_run() -> None:
     for _ in range(2):
         model = small_network()
         optimizer = sgd(model)
-        runs.append((model, optimizer, attach(method, model, EXAMPLE, optimizer)))
+        runs.append((model, optimizer, attach(model, optimizer, EXAMPLE, method=method)))
         train(model, optimizer, 3)
     states = [copy.deepcopy(part.state_dict()) for part in runs[1]]
     again = small_network(seed=5)
     optimizer = sgd(again)
-    runs[1] = (again, optimizer, attach(method, again, EXAMPLE, optimizer))
+    runs[1] = (again, optimizer, attach(again, optimizer, EXAMPLE, method=method))
     for part, state in zip(runs[1], states, strict=True):
         part.load_state_dict(state)
     for model, optimizer, _ in runs:
@@ -200,7 +202,7 @@ def test_a_resumed_run_is_the_same_run() -> None:
 def test_weights_that_would_run_away_are_left_and_reported_once() -> None:
     layer = nn.Linear(4, 4)
     layer.weight.data.mul_(100)
-    attachment = attach(Cisse(beta=0.1), nn.Sequential(layer), torch.zeros(1, 4))
+    attachment = attach(nn.Sequential(layer), None, torch.zeros(1, 4), method=Cisse(beta=0.1))
     before = snapshot(layer)
     with pytest.warns(NormWarning, match="Cisse on layer '0'.*scale them down"):
         attachment.step()
@@ -213,7 +215,7 @@ def test_weights_that_would_run_away_are_left_and_reported_once() -> None:
 
 def test_weights_that_are_not_finite_are_reported() -> None:
     layer = nn.Linear(4, 4)
-    attachment = attach(FULL, nn.Sequential(layer), torch.zeros(1, 4))
+    attachment = attach(nn.Sequential(layer), None, torch.zeros(1, 4), method=FULL)
     layer.weight.data[0, 0] = float("nan")
     with pytest.warns(NormWarning, match="not finite"):
         attachment.step()
@@ -223,7 +225,7 @@ def test_weights_that_are_not_finite_are_reported() -> None:
 def test_one_row_that_is_not_finite_stops_it_until_it_is_restored() -> None:
     """Also in the steps that do not draw this row; and it is said once."""
     layer = nn.Linear(8, 8)
-    attachment = attach(Cisse(), nn.Sequential(layer), torch.zeros(1, 8))
+    attachment = attach(nn.Sequential(layer), None, torch.zeros(1, 8), method=Cisse())
     attachment.step()
     kept = layer.weight[0, 0].item()
     layer.weight.data[0, 0] = float("nan")
@@ -244,7 +246,7 @@ def test_one_row_that_is_not_finite_stops_it_until_it_is_restored() -> None:
 def test_the_precision_may_change_while_it_is_attached() -> None:
     layer = nn.Conv2d(2, 3, 3, padding=1)
     model = nn.Sequential(layer)
-    attachment = attach(FULL, model, torch.zeros(1, 2, 5, 5))
+    attachment = attach(model, None, torch.zeros(1, 2, 5, 5), method=FULL)
     attachment.step()
     model.double()
     for _ in range(100):
@@ -286,7 +288,7 @@ class Residual(nn.Module):
 def test_sums_stay_convex_while_the_weights_are_learned() -> None:
     model = nn.Sequential(Residual(), Residual())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    attachment = attach(FULL, model, torch.zeros(1, 6), optimizer)
+    attachment = attach(model, optimizer, torch.zeros(1, 6), method=FULL)
     assert list(attachment.layers) == ["0.branch", "1.branch"]
     x = torch.randn(16, 6)
     for _ in range(20):

@@ -272,7 +272,7 @@ def test_the_form_for_zero_padding_keeps_the_bound_for_it() -> None:
 def test_rescaling_comes_after_each_step_of_training() -> None:
     model = small_network()
     optimizer = sgd(model)
-    attachment = attach(Delattre(), model, EXAMPLE, optimizer, max_norm={"6": 0.7, "9": 0.6})
+    attachment = attach(model, optimizer, EXAMPLE, method=Delattre(), max_norm={"6": 0.7, "9": 0.6})
     assert min(dense_norm(model[6], (6, 5, 5)), dense_norm(model[9], (150,))) > 0.7
     for step in range(3):
         train(model, optimizer, 1, first=step)
@@ -293,7 +293,7 @@ def test_layers_within_the_bound_and_frozen_ones_stay_bit_for_bit() -> None:
     model = small_network()
     model[6].weight.requires_grad_(False)
     before = snapshot(model)
-    attachment = attach(Delattre(), model, EXAMPLE, max_norm={"0": 50.0, "6": 0.1})
+    attachment = attach(model, None, EXAMPLE, method=Delattre(), max_norm={"0": 50.0, "6": 0.1})
     attachment.step()
     assert_identical(model.state_dict(), before)
     assert attachment.norms() == {"0": Delattre.estimate(model[0], (1, 10, 10))}
@@ -302,7 +302,7 @@ def test_layers_within_the_bound_and_frozen_ones_stay_bit_for_bit() -> None:
 def test_weights_that_are_not_finite_are_reported_once_and_come_back() -> None:
     layer = random_linear(4, 4)
     good = layer.weight.detach().clone()
-    attachment = attach(Delattre(), layer, torch.zeros(1, 4), max_norm=0.1)
+    attachment = attach(layer, None, torch.zeros(1, 4), method=Delattre(), max_norm=0.1)
     for value in (math.nan, math.inf, torch.finfo(torch.float32).max):
         with torch.no_grad():
             layer.weight[0] = value
@@ -343,7 +343,7 @@ def test_the_penalty_is_a_tenth_of_the_sum_of_the_bounds_above() -> None:
     }
     target = sorted(bounds.values())[1]  # two are above
     method = Delattre(use="penalty")
-    attachment = attach(method, model, EXAMPLE, max_norm=target * 1.0001)
+    attachment = attach(model, None, EXAMPLE, method=method, max_norm=target * 1.0001)
     expected = 0.1 * sum(sorted(bounds.values())[2:])
     penalty = attachment.penalty()
     assert float(penalty.detach()) == pytest.approx(expected, rel=1e-5)
@@ -360,7 +360,7 @@ def test_the_penalty_lowers_norms_in_training_and_moves_nothing_itself() -> None
         model = small_network()
         optimizer = sgd(model, lr=0.02)
         method = Delattre(use="penalty", weight=1.0)
-        with attach(method, model, EXAMPLE, optimizer, max_norm=0.5) as attachment:
+        with attach(model, optimizer, EXAMPLE, method=method, max_norm=0.5) as attachment:
             for index in range(15):
                 optimizer.zero_grad()
                 penalty = attachment.penalty()
@@ -374,28 +374,30 @@ def test_the_penalty_lowers_norms_in_training_and_moves_nothing_itself() -> None
 def test_frozen_layers_and_layers_within_their_bound_are_not_penalized() -> None:
     model = nn.Sequential(random_linear(4, 4), random_linear(4, 4, seed=1))
     model[0].weight.requires_grad_(False)
-    attachment = attach(Delattre(use="penalty"), model, torch.zeros(1, 4), max_norm=0.1)
+    attachment = attach(
+        model, None, torch.zeros(1, 4), method=Delattre(use="penalty"), max_norm=0.1
+    )
     expected = 0.1 * Delattre.estimate(model[1], (4,))
     assert float(attachment.penalty().detach()) == pytest.approx(expected, rel=1e-6)
-    calm = attach(Delattre(use="penalty"), model, torch.zeros(1, 4), max_norm=50.0)
+    calm = attach(model, None, torch.zeros(1, 4), method=Delattre(use="penalty"), max_norm=50.0)
     assert float(calm.penalty()) == 0.0
 
 
 def test_a_schedule_moves_the_targets_of_the_penalty() -> None:
     layer = random_linear(4, 4)
     options: dict[str, Any] = {"max_norm": 0.1, "schedule": lambda step: 1.0 if step < 1 else 1e3}
-    attachment = attach(Delattre(use="penalty"), layer, torch.zeros(1, 4), **options)
+    attachment = attach(layer, None, torch.zeros(1, 4), method=Delattre(use="penalty"), **options)
     assert float(attachment.penalty().detach()) > 0
     attachment.step()
     assert float(attachment.penalty()) == 0
-    again = attach(Delattre(use="penalty"), layer, torch.zeros(1, 4), **options)
+    again = attach(layer, None, torch.zeros(1, 4), method=Delattre(use="penalty"), **options)
     again.load_state_dict(attachment.state_dict())
     assert float(again.penalty()) == 0
 
 
 def test_a_penalty_that_nobody_asks_for_is_reported_once() -> None:
     layer = random_linear(4, 4)
-    attachment = attach(Delattre(use="penalty"), layer, torch.zeros(1, 4))
+    attachment = attach(layer, None, torch.zeros(1, 4), method=Delattre(use="penalty"))
     before = layer.weight.detach().clone()
     with pytest.warns(NormWarning, match=r"add attachment\.penalty\(\) to the loss"):
         attachment.step()
@@ -405,7 +407,7 @@ def test_a_penalty_that_nobody_asks_for_is_reported_once() -> None:
 
 def test_the_penalty_is_in_full_precision_under_autocast() -> None:
     layer = random_linear(16, 16)
-    attachment = attach(Delattre(use="penalty"), layer, torch.zeros(1, 16))
+    attachment = attach(layer, None, torch.zeros(1, 16), method=Delattre(use="penalty"))
     plain = float(attachment.penalty().detach())
     with torch.autocast("cpu", torch.bfloat16):
         assert float(attachment.penalty().detach()) == plain
@@ -427,7 +429,7 @@ def test_a_run_goes_on_exactly_after_saving_and_loading(method: Delattre) -> Non
     def begun(seed: int) -> tuple[nn.Module, Any, Any]:
         model = small_network(seed)
         optimizer = sgd(model)
-        return model, optimizer, attach(method, model, EXAMPLE, optimizer, max_norm=0.5)
+        return model, optimizer, attach(model, optimizer, EXAMPLE, method=method, max_norm=0.5)
 
     model, optimizer, attachment = begun(0)
     steps(model, optimizer, attachment, 0, 3)
@@ -446,10 +448,10 @@ def test_a_run_goes_on_exactly_after_saving_and_loading(method: Delattre) -> Non
 def test_the_norm_of_a_layer_that_was_frozen_meanwhile_is_remembered() -> None:
     layer = random_linear(4, 4)
     options: dict[str, Any] = {"example_inputs": torch.zeros(1, 4), "max_norm": 0.5}
-    attachment = attach(Delattre(), layer, **options)
+    attachment = attach(layer, None, method=Delattre(), **options)
     attachment.step()
     layer.weight.requires_grad_(False)
-    again = attach(Delattre(), layer, **options)
+    again = attach(layer, None, method=Delattre(), **options)
     again.load_state_dict(attachment.state_dict())
     again.step()
     assert again.norms() == attachment.norms() != {}

@@ -32,7 +32,7 @@ def attached(
     model: nn.Module, *, lr: float = 0.05, **options: Any
 ) -> tuple[torch.optim.SGD, Attachment]:
     optimizer = sgd(model, lr)
-    return optimizer, attach(Miyato(), model, EXAMPLE, optimizer, **options)
+    return optimizer, attach(model, optimizer, EXAMPLE, method=Miyato(), **options)
 
 
 # --- The estimate, and where it is wrong ----------------------------------------------------
@@ -110,7 +110,7 @@ def test_with_groups_the_estimate_can_be_too_large() -> None:
 def test_it_is_the_normalization_of_torch_times_the_bound() -> None:
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 64, 3))
     twin = copy.deepcopy(model)
-    attachment = attach(Miyato(), model, EXAMPLE, sgd(model), max_norm=0.5)
+    attachment = attach(model, sgd(model), EXAMPLE, method=Miyato(), max_norm=0.5)
     for index in (0, 2):
         parametrizations.spectral_norm(twin[index])
         vectors = model[index].parametrizations["weight"][0].state_dict()
@@ -156,14 +156,19 @@ def test_one_iteration_lags_behind_weights_that_move_fast() -> None:
 def test_small_norms_are_raised() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     model[0].weight.data.mul_(0.01)
-    attach(Miyato(), model, torch.zeros(1, 4), max_norm=2.0).remove()
+    attach(model, None, torch.zeros(1, 4), method=Miyato(), max_norm=2.0).remove()
     assert kernel_norm(model[0]) == pytest.approx(2, rel=1e-2)
 
 
 def test_the_bound_follows_the_schedule() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     attachment = attach(
-        Miyato(), model, torch.zeros(1, 4), max_norm=2.0, schedule=lambda step: 1 / (1 + step)
+        model,
+        None,
+        torch.zeros(1, 4),
+        method=Miyato(),
+        max_norm=2.0,
+        schedule=lambda step: 1 / (1 + step),
     )
     for step in range(1, 60):
         model(torch.zeros(1, 4))
@@ -248,7 +253,7 @@ def test_a_weight_under_two_names() -> None:
     first, second = nn.Linear(5, 5), nn.Linear(5, 5)
     second.weight = first.weight
     model = nn.Sequential(first, nn.ReLU(), second)
-    attachment = attach(Miyato(), model, torch.zeros(1, 5), sgd(model), max_norm=0.3)
+    attachment = attach(model, sgd(model), torch.zeros(1, 5), method=Miyato(), max_norm=0.3)
     model.eval()
     x = torch.randn(3, 5)
     before = model(x)
@@ -280,12 +285,14 @@ def test_a_resumed_run_is_the_same_run() -> None:
 
 def test_the_state_alone_brings_back_vectors_and_bound() -> None:
     model = nn.Sequential(nn.Linear(6, 6))
-    first = attach(Miyato(), model, torch.zeros(1, 6), max_norm=1.0, schedule=lambda s: 2.0 + s)
+    first = attach(
+        model, None, torch.zeros(1, 6), method=Miyato(), max_norm=1.0, schedule=lambda s: 2.0 + s
+    )
     first.step()
     state = copy.deepcopy(first.state_dict())
     before = copy.deepcopy(model).eval()(torch.ones(1, 6))
     again = nn.Sequential(nn.Linear(6, 6))
-    second = attach(Miyato(), again, torch.zeros(1, 6), max_norm=1.0, seed=7)
+    second = attach(again, None, torch.zeros(1, 6), method=Miyato(), max_norm=1.0, seed=7)
     again.load_state_dict(model.state_dict())
     with torch.no_grad():  # the vectors come with the attachment's state, too
         again[0].parametrizations["weight"][0]._v.mul_(-1)
@@ -298,7 +305,7 @@ def test_random_vectors_come_from_the_seed_alone() -> None:
     for noise, seed in ((1, 0), (2, 0), (1, 3)):
         torch.manual_seed(noise)
         before = torch.get_rng_state()
-        attachment = attach(Miyato(), small_network(), EXAMPLE, seed=seed)
+        attachment = attach(small_network(), None, EXAMPLE, method=Miyato(), seed=seed)
         assert torch.equal(torch.get_rng_state(), before)
         states.append(attachment.state_dict()["layers"])
     assert_identical(states[0], states[1])
@@ -308,7 +315,7 @@ def test_random_vectors_come_from_the_seed_alone() -> None:
 
 def test_weights_that_are_not_finite_are_reported_once_and_restored() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
-    attachment = attach(Miyato(), model, torch.zeros(1, 4))
+    attachment = attach(model, None, torch.zeros(1, 4), method=Miyato())
     attachment.step()
     original: Any = model[0].parametrizations.weight.original
     good = original.detach().clone()
@@ -348,16 +355,16 @@ def test_a_weight_of_zeros_is_refused_before_anything_changes() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     nn.init.zeros_(model[2].weight)
     with pytest.raises(ValueError, match=r"Layer '2' has a weight of zeros.*leave the layer out"):
-        attach(Miyato(), model, torch.zeros(1, 4))
+        attach(model, None, torch.zeros(1, 4), method=Miyato())
     assert not any(is_parametrized(module) for module in model)
-    attach(Miyato(), model, torch.zeros(1, 4), max_norm={"0": 1.0})
+    attach(model, None, torch.zeros(1, 4), method=Miyato(), max_norm={"0": 1.0})
     assert bool(torch.isfinite(model(torch.ones(1, 4))).all())
 
 
 def test_copies_outlive_what_they_are_copies_of() -> None:
     """They share a class that torch has made, and takes the weight out of when it is removed."""
     model = nn.Sequential(nn.Linear(4, 3))
-    attachment = attach(Miyato(), model, torch.zeros(1, 4), sgd(model), max_norm=0.1)
+    attachment = attach(model, sgd(model), torch.zeros(1, 4), method=Miyato(), max_norm=0.1)
     twin = copy.deepcopy(model.eval())
     attachment.remove()
     assert type(model[0]) is nn.Linear
@@ -381,7 +388,7 @@ class Tied(nn.Module):
 def test_a_shared_weight_is_left_within_the_smallest_bound(bounds: dict[str, float]) -> None:
     model = Tied()
     optimizer = sgd(model, 0.01)
-    attachment = attach(Miyato(), model, torch.zeros(1, 5), optimizer, max_norm=bounds)
+    attachment = attach(model, optimizer, torch.zeros(1, 5), method=Miyato(), max_norm=bounds)
     for _ in range(50):
         optimizer.zero_grad()
         model(torch.ones(2, 5)).square().mean().backward()

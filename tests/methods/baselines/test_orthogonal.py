@@ -84,7 +84,7 @@ def method_of(name: str) -> SwapMethod:
 def attached(method: Method, layer: nn.Module, in_shape: tuple[int, ...], **kw: Any) -> Any:
     """A model of this layer alone in float64, and the attachment."""
     model = nn.Sequential(layer.double())
-    return model, attach(method, model, torch.zeros(1, *in_shape).double(), **kw)
+    return model, attach(model, None, torch.zeros(1, *in_shape).double(), method=method, **kw)
 
 
 def rank_of(layer: Any, in_shape: tuple[int, ...]) -> int:
@@ -129,7 +129,7 @@ def test_all_singular_values_are_the_bound_and_the_plain_layer_is_the_same(
 @over_methods
 def test_single_precision(name: str) -> None:
     model = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1))
-    attachment = attach(method_of(name), model, torch.zeros(1, 8, 8, 8))
+    attachment = attach(model, None, torch.zeros(1, 8, 8, 8), method=method_of(name))
     attachment.remove()
     values = singular_values(model.double(), (8, 8, 8))
     np.testing.assert_allclose(values, 1, rtol=0, atol=2e-6)
@@ -145,7 +145,7 @@ def test_large_weights_in_single_precision(name: str, scale: float) -> None:
     with torch.no_grad():
         for conv in model:
             conv.weight.mul_(scale)
-    attach(method_of(name), model, torch.zeros(1, 24, 4, 4)).remove()
+    attach(model, None, torch.zeros(1, 24, 4, 4), method=method_of(name)).remove()
     for conv in model:
         values = singular_values(conv.double(), (24, 4, 4))
         np.testing.assert_allclose(values[: rank_of(conv, (24, 4, 4))], 1, rtol=0, atol=3e-6)
@@ -165,7 +165,7 @@ def test_gradients_of_large_weights(name: str) -> None:
 def test_orthogonal_after_training(name: str) -> None:
     model = small_network()
     optimizer = sgd(model, lr=0.1)
-    attachment = attach(method_of(name), model, EXAMPLE, optimizer)
+    attachment = attach(model, optimizer, EXAMPLE, method=method_of(name))
     before = snapshot(model)
     train(model, optimizer, 4)
     layers = attachment.layers
@@ -309,7 +309,7 @@ def test_cayley_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spectralclip.methods.baselines.cayley.import_module", nothing)
     model = nn.Sequential(nn.Linear(3, 3))
     with pytest.raises(ImportError, match=r'pip install "spectralclip\[orthogonal\]"'):
-        attach(Cayley(), model, torch.zeros(1, 3))
+        attach(model, None, torch.zeros(1, 3), method=Cayley())
     assert "forward" not in vars(model[0])
 
 
@@ -471,7 +471,7 @@ def test_refused(name: str) -> None:
     )
     assert "shared with right" in method.why_not(layers["left"], *layers["left"].in_shapes)
     with pytest.raises(ValueError, match="found no layer to take care of"):
-        attach(method, TwoUses(), torch.zeros(1, 2, 8, 8))
+        attach(TwoUses(), None, torch.zeros(1, 2, 8, 8), method=method)
 
 
 def test_aol_refuses_borders_that_repeat_pixels() -> None:
@@ -488,7 +488,7 @@ def test_aol_refuses_borders_that_repeat_outputs() -> None:
     with pytest.raises(OutsideDomain, match=r"circular padding of \(2, 2\).*repeats outputs"):
         AOL.estimate(conv, (2, 5, 5))
     with pytest.raises(ValueError, match="AOL found no layer"):
-        attach(AOL(), nn.Sequential(conv), torch.zeros(1, 2, 5, 5))
+        attach(nn.Sequential(conv), None, torch.zeros(1, 2, 5, 5), method=AOL())
     same = nn.Conv2d(2, 3, 4, padding="same", dilation=3, padding_mode="circular")
     assert AOL().takes(FoundLayer("", (same,), ((2, 12, 12),), (), 1))
 
@@ -520,7 +520,7 @@ def test_who_has_an_estimate() -> None:
 
 def test_what_is_outside_the_domain_is_left_alone() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 3, padding=1))
-    attachment = attach(SOC(), model, torch.zeros(1, 1, 6, 6))
+    attachment = attach(model, None, torch.zeros(1, 1, 6, 6), method=SOC())
     assert list(attachment.layers) == ["2"]
     assert "forward" not in vars(model[0])
 
@@ -534,7 +534,7 @@ def test_keys_parameters_and_hooks_stay(name: str) -> None:
     seen: list[tuple[int, ...]] = []
     model[6].register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
     before, parameters = snapshot(model), list(model.parameters())
-    attachment = attach(method_of(name), model, EXAMPLE, sgd(model))
+    attachment = attach(model, sgd(model), EXAMPLE, method=method_of(name))
     assert_identical(snapshot(model), before)
     assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
     seen.clear()
@@ -555,7 +555,7 @@ def test_goes_on_exactly(name: str) -> None:
         return (
             model,
             optimizer,
-            attach(method_of(name), model, EXAMPLE, optimizer, schedule=schedule),
+            attach(model, optimizer, EXAMPLE, method=method_of(name), schedule=schedule),
         )
 
     first = begin()
@@ -577,7 +577,7 @@ def test_goes_on_exactly(name: str) -> None:
 def test_aol_goes_on_training_after_it_was_removed() -> None:
     model = small_network()
     optimizer = sgd(model)
-    attachment = attach(AOL(), model, EXAMPLE, optimizer, max_norm=0.5)
+    attachment = attach(model, optimizer, EXAMPLE, method=AOL(), max_norm=0.5)
     assert list(attachment.layers) == ["0", "6", "9"]
     train(model, optimizer, 2)
     results = attachment.finalize(certify=True)
@@ -589,7 +589,7 @@ def test_aol_goes_on_training_after_it_was_removed() -> None:
 @over_all
 def test_copies_are_apart_and_can_be_pickled(name: str) -> None:
     model = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1))
-    attach(method_of(name), model, torch.zeros(1, 2, 6, 6), max_norm=0.5)
+    attach(model, None, torch.zeros(1, 2, 6, 6), method=method_of(name), max_norm=0.5)
     x = torch.randn(1, 2, 6, 6)
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(twin(x), model(x))
@@ -601,7 +601,7 @@ def test_copies_are_apart_and_can_be_pickled(name: str) -> None:
 @over_all
 def test_half_precision_and_autocast(name: str) -> None:
     model = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1))
-    attach(method_of(name), model, torch.zeros(1, 2, 6, 6))
+    attach(model, None, torch.zeros(1, 2, 6, 6), method=method_of(name))
     x = torch.randn(1, 2, 6, 6)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         torch.testing.assert_close(model(x), model(x.float()))
@@ -613,7 +613,7 @@ def test_half_precision_and_autocast(name: str) -> None:
 @over_methods
 def test_single_inputs_without_a_batch(name: str) -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1))
-    attach(method_of(name), model, torch.zeros(1, 2, 6, 6))
+    attach(model, None, torch.zeros(1, 2, 6, 6), method=method_of(name))
     x = torch.randn(2, 6, 6)
     torch.testing.assert_close(model(x), model(x[None])[0])
 
@@ -621,7 +621,7 @@ def test_single_inputs_without_a_batch(name: str) -> None:
 def test_frozen_layers_are_left_alone() -> None:
     model = small_network()
     model[6].weight.requires_grad_(False)
-    attachment = attach(SOC(), model, EXAMPLE, sgd(model))
+    attachment = attach(model, sgd(model), EXAMPLE, method=SOC())
     assert "forward" not in vars(model[6])
     attachment.finalize()
 
@@ -632,7 +632,7 @@ def test_layers_that_are_freed_are_exchanged_after_their_first_step(name: str) -
         model = small_network()
         model[6].weight.requires_grad_(False)
         optimizer = sgd(model)
-        attachment = attach(method_of(name), model, EXAMPLE, optimizer, max_norm=0.8)
+        attachment = attach(model, optimizer, EXAMPLE, method=method_of(name), max_norm=0.8)
         return model, optimizer, attachment
 
     first = begin()
@@ -659,7 +659,7 @@ def test_layers_that_are_freed_are_exchanged_after_their_first_step(name: str) -
 @over_all
 def test_weights_that_are_not_finite_are_reported_once_and_it_goes_on(name: str) -> None:
     model = nn.Sequential(nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1))
-    attachment = attach(method_of(name), model, torch.zeros(1, 2, 6, 6), max_norm=0.5)
+    attachment = attach(model, None, torch.zeros(1, 2, 6, 6), method=method_of(name), max_norm=0.5)
     for broken in (math.nan, math.inf):
         attachment.step()
         assert attachment.norms() == {"0": 0.5, "1": 0.5}
@@ -681,7 +681,7 @@ def test_weights_that_are_not_finite_are_reported_once_and_it_goes_on(name: str)
 @over_methods
 def test_another_size_of_image_is_refused(name: str) -> None:
     model = nn.Sequential(nn.ReLU(), nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 1))
-    attachment = attach(method_of(name), model, torch.zeros(1, 2, 6, 9))
+    attachment = attach(model, None, torch.zeros(1, 2, 6, 9), method=method_of(name))
     for shape in ((1, 2, 6, 6), (1, 2, 12, 9), (2, 9, 6)):
         expected = r"Layer '1' .* images of \(6, 9\), and got .*attach it with example inputs"
         with pytest.raises(ValueError, match=expected):
@@ -695,7 +695,7 @@ def test_another_size_of_image_is_refused(name: str) -> None:
 def test_how_to_load_what_is_left(name: str) -> None:
     """The kernel does not fit the model as it was built, but one that is built as it is now."""
     model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1, groups=2))
-    attach(method_of(name), model, torch.zeros(1, 2, 8, 8)).remove()
+    attach(model, None, torch.zeros(1, 2, 8, 8), method=method_of(name)).remove()
     left = model[0]
     with pytest.raises(RuntimeError, match="size mismatch for weight"):
         nn.Conv2d(2, 4, 3, padding=1, groups=2).load_state_dict(left.state_dict())
@@ -724,7 +724,7 @@ def test_the_optimizer_forgets_what_does_not_fit(name: str) -> None:
     """And that alone: layers that keep their shape keep what is remembered of them."""
     model = small_network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True)
-    attachment = attach(method_of(name), model, EXAMPLE, optimizer)
+    attachment = attach(model, optimizer, EXAMPLE, method=method_of(name))
     train(model, optimizer, 2)
     bare = small_network()
     attachment.remove()
@@ -739,7 +739,7 @@ def test_the_optimizer_forgets_what_does_not_fit(name: str) -> None:
 def test_a_grown_kernel_is_trained_on_by_a_new_optimizer() -> None:
     model = small_network()
     optimizer = sgd(model)
-    attachment = attach(SOC(), model, EXAMPLE, optimizer)
+    attachment = attach(model, optimizer, EXAMPLE, method=SOC())
     train(model, optimizer, 1)
     weight = model[0].weight
     attachment.remove()

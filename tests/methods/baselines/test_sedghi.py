@@ -177,7 +177,7 @@ def test_settings_that_make_no_sense() -> None:
 
 def test_rounds_come_every_so_many_steps() -> None:
     model = small_network()
-    attachment = attach(Sedghi(every=3), model, EXAMPLE, max_norm=0.3)
+    attachment = attach(model, None, EXAMPLE, method=Sedghi(every=3), max_norm=0.3)
     assert list(attachment.layers) == ["0", "6", "9"]  # the third convolution has a stride
     before = snapshot(model)
     attachment.step()
@@ -192,7 +192,7 @@ def test_rounds_come_every_so_many_steps() -> None:
 
 def test_the_default_is_every_100_steps() -> None:
     layer = nn.Linear(4, 4)
-    attachment = attach(Sedghi(), layer, torch.zeros(1, 4), max_norm=0.1)
+    attachment = attach(layer, None, torch.zeros(1, 4), method=Sedghi(), max_norm=0.1)
     for _ in range(99):
         attachment.step()
     assert dense_norm(layer, (4,)) > 0.2
@@ -204,7 +204,9 @@ def test_layers_within_the_bound_and_frozen_ones_stay_bit_for_bit() -> None:
     model = small_network()
     model[6].weight.requires_grad_(False)
     before = snapshot(model)
-    attachment = attach(Sedghi(every=1), model, EXAMPLE, max_norm={"0": 50.0, "6": 0.1})
+    attachment = attach(
+        model, None, EXAMPLE, method=Sedghi(every=1), max_norm={"0": 50.0, "6": 0.1}
+    )
     attachment.step()
     assert_identical(model.state_dict(), before)
     assert attachment.norms() == {"0": pytest.approx(Sedghi.estimate(model[0], (1, 10, 10)))}
@@ -223,7 +225,7 @@ def test_a_layer_with_several_input_sizes_is_clipped_at_each() -> None:
 def test_weights_that_are_not_finite_are_reported_once_and_come_back(bad: float) -> None:
     layer = nn.Linear(4, 4)
     good = layer.weight.detach().clone()
-    attachment = attach(Sedghi(every=1), layer, torch.zeros(1, 4), max_norm=0.1)
+    attachment = attach(layer, None, torch.zeros(1, 4), method=Sedghi(every=1), max_norm=0.1)
     with torch.no_grad():
         layer.weight[0] = bad
     with pytest.warns(NormWarning, match="Sedghi on layer .* NaN, infinite or too large"):
@@ -249,13 +251,13 @@ def test_a_run_goes_on_exactly_after_saving_and_loading() -> None:
     def run(stop: int | None) -> tuple[dict[str, Tensor], dict[str, float]]:
         model = small_network()
         optimizer = sgd(model)
-        attachment = attach(Sedghi(every=2), model, EXAMPLE, optimizer, max_norm=0.5)
+        attachment = attach(model, optimizer, EXAMPLE, method=Sedghi(every=2), max_norm=0.5)
         train(model, optimizer, stop or 5)
         if stop is not None:
             state = attachment.state_dict(), snapshot(model), optimizer.state_dict()
             model = small_network(seed=1)
             optimizer = sgd(model)
-            attachment = attach(Sedghi(every=2), model, EXAMPLE, optimizer, max_norm=0.5)
+            attachment = attach(model, optimizer, EXAMPLE, method=Sedghi(every=2), max_norm=0.5)
             attachment.load_state_dict(state[0])
             model.load_state_dict(state[1])
             optimizer.load_state_dict(state[2])

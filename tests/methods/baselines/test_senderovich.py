@@ -238,7 +238,7 @@ def test_settings_that_make_no_sense() -> None:
 def test_rounds_come_every_so_many_steps(tt_rank: int | None) -> None:
     model = small_network()
     method = Senderovich(every=3, tt_rank=tt_rank)
-    attachment = attach(method, model, EXAMPLE, max_norm=0.3)
+    attachment = attach(model, None, EXAMPLE, method=method, max_norm=0.3)
     assert list(attachment.layers) == ["0", "3", "6", "9"]
     before = snapshot(model)
     attachment.step()

@@ -121,7 +121,7 @@ def test_applications_are_those_of_the_layer() -> None:
     for iterations in (10, 25):
         calls[0] = 0
         found = virmaux_svds(layer, (40,), 2, power_iterations=iterations, tol=1e-12)
-        assert found.applications == 2 * (2 * iterations + 2)
+        assert found.num_matvecs == 2 * (2 * iterations + 2)
         counts.append(calls[0])
     assert counts[1] - counts[0] == 2 * 15  # and as many backward passes
 
@@ -133,7 +133,7 @@ def test_few_iterations_are_wrong_where_svds_is_right() -> None:
     values = singular_values(layer, (4, 10, 10))[:8]
     ours = svds(layer, (4, 10, 10), 8)
     assert np.abs(ours.S.numpy() / values - 1).max() < 1e-3
-    iterations = ours.applications // 16
+    iterations = ours.num_matvecs // 16
     found = virmaux_svds(layer, (4, 10, 10), 8, power_iterations=iterations)
     assert np.abs(found.S.numpy() / values - 1).max() > 3e-3
     assert not found.converged and "svds" in found.advice
@@ -185,9 +185,9 @@ def test_the_estimate_depends_on_the_generator_alone() -> None:
 def test_it_watches_and_moves_nothing() -> None:
     watched, free = small_network(), small_network()
     optimizer = sgd(watched)
-    attachment = attach(Virmaux(every=4), watched, EXAMPLE, optimizer, max_norm=0.1)
+    attachment = attach(watched, optimizer, EXAMPLE, method=Virmaux(every=4), max_norm=0.1)
     train(watched, optimizer, 3)
-    assert attachment.norms() == {} and attachment.applications == 0
+    assert attachment.norms() == {} and attachment.num_matvecs == 0
     train(watched, optimizer, 1, first=3)
     norms = attachment.norms()
     assert list(norms) == ["0", "3", "6", "9"]
@@ -199,18 +199,18 @@ def test_it_watches_and_moves_nothing() -> None:
 
 def test_a_second_look_begins_at_the_first() -> None:
     model = small_network()
-    attachment = attach(Virmaux(every=1, tol=1e-4), model, EXAMPLE)
+    attachment = attach(model, None, EXAMPLE, method=Virmaux(every=1, tol=1e-4))
     attachment.step()
-    first = attachment.applications
+    first = attachment.num_matvecs
     attachment.step()
-    assert attachment.applications - first < first / 10
+    assert attachment.num_matvecs - first < first / 10
 
 
 def test_a_resumed_run_is_the_same_run() -> None:
     model, method = small_network(), Virmaux(every=1, power_iterations=3)
-    first = attach(method, model, EXAMPLE)
+    first = attach(model, None, EXAMPLE, method=method)
     first.step()
-    second = attach(method, model, EXAMPLE, seed=4)
+    second = attach(model, None, EXAMPLE, method=method, seed=4)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     first.step(), second.step()
     assert_identical(first.state_dict(), second.state_dict())
@@ -218,7 +218,7 @@ def test_a_resumed_run_is_the_same_run() -> None:
 
 def test_weights_that_are_not_finite_are_reported_once() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
-    attachment = attach(Virmaux(every=1), model, torch.zeros(1, 4))
+    attachment = attach(model, None, torch.zeros(1, 4), method=Virmaux(every=1))
     attachment.step()
     good = attachment.norms()["0"]
     bad = model[0].weight.detach().clone()

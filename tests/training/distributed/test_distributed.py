@@ -64,7 +64,7 @@ class Scale(Method):
 
 class Scaling(MethodState):
     def __init__(self, method: Scale, sharing: Sharing) -> None:
-        self.method, self.sharing, self.applications = method, sharing, 0
+        self.method, self.sharing, self.num_matvecs = method, sharing, 0
         self.memory = {name: torch.zeros(()) for name in sharing.mine()}
         self.latest: dict[str, float] = {}
 
@@ -75,7 +75,7 @@ class Scaling(MethodState):
             layer = self.sharing.mine()[name]
             operator = as_operator(list(layer.modules), layer.in_shapes[0], dtype=torch.float64)
             norm = float(torch.linalg.matrix_norm(operator.to_dense(), 2))
-            self.applications += operator.shape[1]
+            self.num_matvecs += operator.shape[1]
             self.memory[name] = 0.9 * self.memory[name] + 0.1 * norm
             self.latest[name] = norm
             if norm > bound:
@@ -148,10 +148,10 @@ class Run:
         self.model = wrapped(network(norm), kind)
         self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
         self.attachment = attach(
-            Scale() if method is None else method,
             self.model,
-            torch.zeros(1, *SHAPE),
             self.optimizer,
+            torch.zeros(1, *SHAPE),
+            method=Scale() if method is None else method,
             max_norm=BOUND,
         )
 
@@ -258,12 +258,12 @@ def _work_on_tower(kind: str, method: Method) -> Any:
 
     model = tower()
     model = wrapped_dense(model) if kind == "fsdp" else model
-    attachment = attach(method, model, torch.zeros(1, 6, 4, 4), max_norm=1.2)
+    attachment = attach(model, None, torch.zeros(1, 6, 4, 4), method=method, max_norm=1.2)
     attachment.step()
     with FlopCounterMode(display=False) as counter:
         for _ in range(2):
             attachment.step()
-    work = [counter.get_total_flops(), attachment._state.applications]  # type: ignore[union-attr]
+    work = [counter.get_total_flops(), attachment._state.num_matvecs]  # type: ignore[union-attr]
     return work, len(attachment._sharing.mine())
 
 
@@ -280,7 +280,9 @@ def test_work_is_shared(pair: Processes, kind: str, method: Method) -> None:
 def _messages(frozen: bool) -> list[list[int]]:
     """How many tensors are sent by each rank at each of three steps."""
     model = network()
-    attachment = attach(Scale(), model, torch.zeros(1, *SHAPE), max_norm=1e6 if frozen else BOUND)
+    attachment = attach(
+        model, None, torch.zeros(1, *SHAPE), method=Scale(), max_norm=1e6 if frozen else BOUND
+    )
     sent: list[list[int]] = []
     original = ProcessGroup.broadcast
 
@@ -424,10 +426,10 @@ def _attach_apart(kind: str, what: str) -> str:
     model = wrapped(model, "fsdp") if kind == "fsdp" else model
     return _error(
         lambda: attach(
-            Scale(breaks="here" if what == "settings" and rank else ""),
             model,
-            torch.zeros(1, *SHAPE),
             torch.optim.SGD(model.parameters(), lr=0.1),
+            torch.zeros(1, *SHAPE),
+            method=Scale(breaks="here" if what == "settings" and rank else ""),
             max_norm={"0.0": 1.0, "3": 1.0 + 0.5 * (what == "bounds") * rank}
             if what != "layers"
             else 1.0,
@@ -476,7 +478,7 @@ def _diverged(step: int) -> str:
     def go() -> None:
         if step == 0:
             diverge()
-        attachment = attach(Scale(), model, torch.zeros(1, *SHAPE), max_norm=BOUND)
+        attachment = attach(model, None, torch.zeros(1, *SHAPE), method=Scale(), max_norm=BOUND)
         for number in range(1, 103):
             if number == step:
                 diverge()
@@ -632,7 +634,7 @@ def _on_mesh(shape: tuple[int, ...]) -> Any:
     names = ("replicas", "shards")[-len(shape) :]
     model = sharded(network(), mesh=init_device_mesh("cpu", shape, mesh_dim_names=names))
     optimizer = OPTIMIZERS["sgd"](model.parameters())
-    attachment = attach(Scale(), model, torch.zeros(1, *SHAPE), optimizer, max_norm=BOUND)
+    attachment = attach(model, optimizer, torch.zeros(1, *SHAPE), method=Scale(), max_norm=BOUND)
     run = Run.of(model, optimizer, attachment).train(0, 4)
     return run.weights()
 
@@ -658,7 +660,7 @@ def test_four_processes(four: Processes, shape: tuple[int, ...]) -> None:
 def _held() -> Any:
     """What a process holds beside its shards."""
     model = wrapped(network(), "fsdp")
-    mine = attach(Scale(), model, torch.zeros(1, *SHAPE))._sharing.mine()
+    mine = attach(model, None, torch.zeros(1, *SHAPE), method=Scale())._sharing.mine()
     return {
         name: [tuple(p.shape) for p in layer.modules[0].parameters()]
         for name, layer in mine.items()
@@ -708,7 +710,7 @@ def _with_little(kind: str) -> Any:
     if kind == "fsdp":
         wrapped_dense(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    attachment = attach(Scale(), model, torch.zeros(1, 6), optimizer, max_norm=0.3)
+    attachment = attach(model, optimizer, torch.zeros(1, 6), method=Scale(), max_norm=0.3)
     optimizer.zero_grad()
     model(torch.ones(4, 6)).sum().backward()
     optimizer.step()
@@ -743,7 +745,7 @@ def _each_by_itself(kind: str) -> Any:
             fully_shard(layer)
     optimizer = OPTIMIZERS["sgd"](model.parameters())
     attachment = attach(
-        Scale(compose=True), model, torch.zeros(1, *SHAPE), optimizer, max_norm=BOUND
+        model, optimizer, torch.zeros(1, *SHAPE), method=Scale(compose=True), max_norm=BOUND
     )
     run = Run.of(model, optimizer, attachment).train(0, 3)
     return run.weights(), attachment.norms()

@@ -73,7 +73,7 @@ class LayerConstraint(ABC):
         """Go on from there."""
 
     @property
-    def applications(self) -> float:
+    def num_matvecs(self) -> float:
         """Vectors sent through the layers, or as much work as that; none by default."""
         return 0.0
 
@@ -140,9 +140,9 @@ class FourierConstraint(LayerConstraint):
             self._checks[name].load_state(state["check"])
 
     @property
-    def applications(self) -> float:
+    def num_matvecs(self) -> float:
         """By multiply-adds, and what the checks cost."""
-        checks = sum(check.applications for check in self._checks.values())
+        checks = sum(check.num_matvecs for check in self._checks.values())
         return self._group.work / self.application_work + checks
 
 
@@ -239,11 +239,11 @@ class VectorConstraint(LayerConstraint):
             self._check.load_state(state["check"])
 
     @property
-    def applications(self) -> float:
+    def num_matvecs(self) -> float:
         """Of vectors, large and small; of modes by multiply-adds."""
-        vectors = sum(projector.applications * projector.share for projector in self._projectors)
+        vectors = sum(projector.num_matvecs * projector.share for projector in self._projectors)
         modes = 0.0 if self._modes is None else self._modes.work / self.application_work
-        return vectors + modes + self._check.applications
+        return vectors + modes + self._check.num_matvecs
 
 
 @final

@@ -50,7 +50,7 @@ class VectorProjector:
         self.share = math.prod(smaller) / math.prod(in_shape)
         self._generator = generator
         self.tracker = RitzTracker(VECTORS.width)
-        self.norm, self.applications = math.nan, 0
+        self.norm, self.num_matvecs = math.nan, 0
         self.monitor = GrowthMonitor()
 
     def state(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class VectorProjector:
             op = self._operator()
             for _ in range(refreshes):
                 seen = self.tracker.refresh(op)
-                self.applications += seen.applications
+                self.num_matvecs += seen.num_matvecs
                 if not bool(torch.isfinite(seen.S).all()):
                     return False
                 self.tracker.keep()

@@ -186,7 +186,7 @@ class NormCheck:
 
     Attributes:
         calibration: The norm that was found, over the estimate that was at hand then.
-        applications: Vectors sent through the layer.
+        num_matvecs: Vectors sent through the layer.
         latest: The step of the last check; 0 if there was none.
     """
 
@@ -199,7 +199,7 @@ class NormCheck:
         self._trackers = [RitzTracker(1) for _ in in_shapes]
         self._schedule, self.latest = CheckSchedule(), 0
         self._movement = Movement(self._tensors())
-        self.calibration, self.applications = Calibration(), 0
+        self.calibration, self.num_matvecs = Calibration(), 0
 
     def stride(self) -> float:
         """How far the weights have moved since the last step, as a share of their size."""
@@ -282,7 +282,7 @@ class NormCheck:
         op = live_operator(self._functions[index])
         for _ in range(CHECK.rounds):
             seen = tracker.refresh(op)
-            self.applications += seen.applications
+            self.num_matvecs += seen.num_matvecs
             norm = float(seen.S[0])
             if not math.isfinite(norm):
                 return math.nan
@@ -300,7 +300,7 @@ class NormCheck:
         if tracker.vectors is not None:
             start = tracker.vectors + start / start.norm()
         norm, vector, steps = _leading_pair(op, start)
-        self.applications += 2 * steps
+        self.num_matvecs += 2 * steps
         if math.isfinite(norm):
             tracker.start(vector)
         return norm

@@ -84,13 +84,13 @@ class PowerState(MethodState):
 
     Attributes:
         vectors: The latest vectors of each layer, where the start is warm.
-        applications: Vectors sent through layers or their transposes so far.
+        num_matvecs: Vectors sent through layers or their transposes so far.
     """
 
     def __init__(self, method: DomainMethod, sharing: Sharing, seed: int) -> None:
         super().__init__(method, sharing, seed)
         self.vectors: dict[str, list[Tensor]] = {}
-        self.applications = 0
+        self.num_matvecs = 0
 
     def measured(
         self, name: str, ops: list[LinearOperator], iterations: int, tol: float, *, warm: bool
@@ -103,7 +103,7 @@ class PowerState(MethodState):
             x, done = power_method(op.gram, start, iterations, tol)
             found.append(x)
             norms.append(float(torch.linalg.vector_norm(op.matvec(x))))
-            self.applications += 2 * done + 1
+            self.num_matvecs += 2 * done + 1
         if not all(map(math.isfinite, norms)):
             return math.nan
         if warm and all(norms):
@@ -199,12 +199,12 @@ def virmaux_svds(
     if k > min(op.shape):
         raise ValueError(f"{op.name} has {min(op.shape)} singular values, got k = {k}.")
     generator = generator or torch.Generator("cpu").manual_seed(0)
-    found, applications = torch.zeros(0, *op.in_shape, dtype=op.dtype, device=op.device), 0
+    found, num_matvecs = torch.zeros(0, *op.in_shape, dtype=op.dtype, device=op.device), 0
     for _ in range(k):
         start = _without(random_start(op, generator), found)
         v, iterations = power_method(_deflated(op, found), start, power_iterations, tol)
-        found, applications = torch.cat([found, v]), applications + 2 * iterations
-    return warned(op, _spectrum(op, found, applications))
+        found, num_matvecs = torch.cat([found, v]), num_matvecs + 2 * iterations
+    return warned(op, _spectrum(op, found, num_matvecs))
 
 
 def _without(x: Tensor, found: Tensor) -> Tensor:
@@ -224,7 +224,7 @@ def _deflated(op: LinearOperator, found: Tensor) -> Callable[[Tensor], Tensor]:
     return gram
 
 
-def _spectrum(op: LinearOperator, found: Tensor, applications: int) -> Spectrum:
+def _spectrum(op: LinearOperator, found: Tensor, num_matvecs: int) -> Spectrum:
     """What the vectors found are worth."""
     images = op.matvec(found)
     S, order = images.flatten(1).norm(dim=1).sort(descending=True)
@@ -238,5 +238,5 @@ def _spectrum(op: LinearOperator, found: Tensor, applications: int) -> Spectrum:
     zero = (residuals >= S) & (residuals <= ROUNDING * torch.finfo(S.dtype).eps * S[0])
     converged = bool(((residuals <= SETTLED * S) | zero).all())
     advice = "" if converged else "Take more power_iterations, or use svds."
-    total = applications + 2 * len(S)
+    total = num_matvecs + 2 * len(S)
     return Spectrum(S, U, V, residuals, residuals, converged, total, advice)

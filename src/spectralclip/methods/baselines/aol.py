@@ -48,7 +48,7 @@ class AOL(SwapMethod):
         >>> from spectralclip import attach, methods, spectral_norm
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU())
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> with attach(methods.get("aol")(), model, torch.zeros(1, 3, 8, 8), optimizer):
+        >>> with attach(model, optimizer, torch.zeros(1, 3, 8, 8), method=methods.get("aol")()):
         ...     model(torch.randn(4, 3, 8, 8)).square().mean().backward()
         ...     optimizer.step()
         >>> bool(spectral_norm(model[0], (3, 8, 8)) <= 1)

@@ -79,7 +79,7 @@ class Cisse(DomainMethod):
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU())
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
         >>> method = methods.get("cisse")(beta=0.2, share=1.0)
-        >>> with attach(method, model, torch.zeros(1, 8), optimizer):
+        >>> with attach(model, optimizer, torch.zeros(1, 8), method=method):
         ...     for _ in range(50):
         ...         optimizer.step()
         >>> W = model[0].weight.detach()

@@ -76,7 +76,9 @@ class Delattre(DomainMethod):
         >>> from spectralclip.methods.baselines.delattre import Delattre
         >>> conv = torch.nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular")
         >>> _ = torch.nn.init.ones_(conv.weight)
-        >>> attachment = attach(Delattre(), conv, torch.zeros(1, 1, 8, 8), max_norm=3.0)
+        >>> attachment = attach(
+        ...     conv, None, torch.zeros(1, 1, 8, 8), method=Delattre(), max_norm=3.0
+        ... )
         >>> attachment.step()
         >>> round(Delattre.estimate(conv, (1, 8, 8)), 4)
         3.0

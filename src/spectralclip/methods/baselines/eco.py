@@ -47,7 +47,7 @@ class ECO(OrthogonalMethod):
         >>> from spectralclip import attach, methods, singular_values
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3, padding=1), torch.nn.ReLU())
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> with attach(methods.get("eco")(), model, torch.zeros(1, 2, 9, 9), optimizer):
+        >>> with attach(model, optimizer, torch.zeros(1, 2, 9, 9), method=methods.get("eco")()):
         ...     model(torch.randn(4, 2, 9, 9)).square().mean().backward()
         ...     optimizer.step()
         >>> model[0].kernel_size, model[0].dilation, model[0].padding_mode

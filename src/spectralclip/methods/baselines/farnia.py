@@ -49,7 +49,9 @@ class Farnia(DomainMethod):
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3, padding=1), torch.nn.ReLU())
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         >>> x = torch.randn(4, 1, 12, 12)
-        >>> with attach(methods.get("farnia")(), model, x, optimizer, max_norm=0.5) as attachment:
+        >>> with attach(
+        ...     model, optimizer, x, method=methods.get("farnia")(), max_norm=0.5
+        ... ) as attachment:
         ...     for _ in range(100):
         ...         optimizer.zero_grad()
         ...         model(x).square().mean().backward()

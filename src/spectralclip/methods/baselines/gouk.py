@@ -66,7 +66,7 @@ class Gouk(DomainMethod):
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> x = torch.randn(4, 1, 12, 12)
         >>> method = methods.get("gouk")(power_iterations=50)
-        >>> with attach(method, model, x, optimizer, max_norm=0.5) as attachment:
+        >>> with attach(model, optimizer, x, method=method, max_norm=0.5) as attachment:
         ...     model(x).square().mean().backward()
         ...     optimizer.step()
         >>> bool(spectral_norm(model[0], (1, 12, 12)) < 0.505)

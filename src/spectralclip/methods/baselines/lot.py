@@ -50,7 +50,7 @@ class LOT(OrthogonalMethod):
         >>> from spectralclip import attach, methods, singular_values
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.ReLU())
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> with attach(methods.get("lot")(), model, torch.zeros(1, 1, 6, 6), optimizer):
+        >>> with attach(model, optimizer, torch.zeros(1, 1, 6, 6), method=methods.get("lot")()):
         ...     model(torch.randn(4, 1, 6, 6)).square().mean().backward()
         ...     optimizer.step()
         >>> values = singular_values(model[0], (1, 6, 6))

@@ -72,7 +72,7 @@ class Miyato(DomainMethod):
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU())
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> x = torch.randn(4, 3, 8, 8)
-        >>> with attach(methods.get("miyato")(), model, x, optimizer, max_norm=0.5):
+        >>> with attach(model, optimizer, x, method=methods.get("miyato")(), max_norm=0.5):
         ...     for _ in range(50):
         ...         optimizer.zero_grad()
         ...         model(x).square().mean().backward()

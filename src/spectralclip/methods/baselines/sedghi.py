@@ -62,7 +62,9 @@ class Sedghi(CirculantMethod):
         >>> _ = torch.nn.init.ones_(conv.weight)
         >>> round(Sedghi.estimate(conv, (1, 8, 8)), 4)
         9.0
-        >>> attachment = attach(Sedghi(every=1), conv, torch.zeros(1, 1, 8, 8), max_norm=3.0)
+        >>> attachment = attach(
+        ...     conv, None, torch.zeros(1, 1, 8, 8), method=Sedghi(every=1), max_norm=3.0
+        ... )
         >>> attachment.step()
         >>> round(Sedghi.estimate(conv, (1, 8, 8)), 2)  # more than 3: taps were cut off
         5.21

@@ -68,7 +68,7 @@ class Senderovich(CirculantMethod):
         >>> _ = torch.nn.init.ones_(conv.weight)
         >>> round(Senderovich.estimate(conv, (1, 8, 8)), 4)
         2.0
-        >>> attachment = attach(Senderovich(every=1), conv, torch.zeros(1, 1, 8, 8))
+        >>> attachment = attach(conv, None, torch.zeros(1, 1, 8, 8), method=Senderovich(every=1))
         >>> attachment.step()
         >>> round(Senderovich.estimate(conv, (1, 8, 8)), 4)
         1.0

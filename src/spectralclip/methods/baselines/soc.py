@@ -45,7 +45,7 @@ class SOC(OrthogonalMethod):
         >>> from spectralclip import attach, methods, singular_values
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 3, padding=1), torch.nn.ReLU())
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> with attach(methods.get("soc")(), model, torch.zeros(1, 3, 6, 6), optimizer):
+        >>> with attach(model, optimizer, torch.zeros(1, 3, 6, 6), method=methods.get("soc")()):
         ...     model(torch.randn(4, 3, 6, 6)).square().mean().backward()
         ...     optimizer.step()
         >>> values = singular_values(model[0], (3, 6, 6))

@@ -64,7 +64,7 @@ class Virmaux(DomainMethod):
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> method = methods.get("virmaux")(every=1)
-        >>> with attach(method, model, torch.zeros(1, 8), optimizer) as attachment:
+        >>> with attach(model, optimizer, torch.zeros(1, 8), method=method) as attachment:
         ...     optimizer.step()
         >>> true = torch.linalg.matrix_norm(model[0].weight, 2)
         >>> bool(abs(attachment.norms()["0"] - true) < 1e-3)
