@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.common.references import reference_values
 from benchmarks.extraction.layers import BenchmarkLayer
+from oracle import leading_values
 
 DEFAULT_INITIALIZATION = -1  # in place of a seed
 
@@ -49,7 +49,9 @@ class Session:
             count = 24 if not layer.large else 9
             if seed > 0 or (default and layer.large):
                 count = 1
-            self._references[key] = reference_values(module, layer.in_shape, count, not default)
+            self._references[key] = leading_values(
+                module, layer.in_shape, count, polish=not default
+            )
         return self._references[key]
 
     def skip(

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from experiments.measuring import oracle
+import oracle
 
 Shape = tuple[int, ...]
 

@@ -23,8 +23,8 @@ from benchmarks.training.methods import (
     weight_of,
 )
 from benchmarks.training.models import seeded, stack
-from benchmarks.training.oracle import Oracle
 from benchmarks.training.overhead import amortized
+from oracle import TrackedNorms
 
 COMPARED = (FASTCLIP, SCALE, OURS)
 LAYERS = (1, 2, 4, 8, 16, 32)
@@ -75,7 +75,7 @@ class Growth:
     ) -> list[float]:
         for own, other in zip(self._weights, weights, strict=True):
             own.copy_(other)
-        norms = list(Oracle(bounded_layers(model, example)).norms().values())
+        norms = list(TrackedNorms(bounded_layers(model, example)).norms().values())
         for own, before in zip(self._weights, self._outward, strict=True):
             own.copy_(before)
         return norms
@@ -85,7 +85,7 @@ class Growth:
 def scale_to_bound(model: nn.Module, example: Tensor) -> None:
     """Give every layer the norm one."""
     layers = bounded_layers(model, example)
-    for name, norm in Oracle(layers).norms().items():
+    for name, norm in TrackedNorms(layers).norms().items():
         weight_of(layers[name].modules[0]).div_(norm)
 
 

@@ -32,8 +32,8 @@ from benchmarks.training.methods import (
     num_matvecs,
 )
 from benchmarks.training.models import PADDINGS, Padding, alone, resnet18, seeded, small_convnet
-from benchmarks.training.oracle import Oracle
 from benchmarks.training.pool import outcomes
+from oracle import TrackedNorms
 
 CONVNET, RESNET = "small convnet", "ResNet-18"
 ALONE = {"256->256 n8": (256, 8), "512->512 n4": (512, 4)}
@@ -206,7 +206,7 @@ class _Watch:
         self._task = task
         layers = bounded_layers(model, example, task.compose)
         self._layers = len(layers)
-        self._oracle = Oracle(layers, task.seed)
+        self._oracle = TrackedNorms(layers, task.seed)
         self._attachment = attached(task.method, model, example, optimizer, seed=task.seed)
         self._readings: list[tuple[int, float, str]] = []
         self._errors: list[float] = []

@@ -35,7 +35,7 @@ from benchmarks.training.methods import (
     num_matvecs,
 )
 from benchmarks.training.models import resnet18, seeded, small_convnet
-from benchmarks.training.oracle import Oracle
+from oracle import TrackedNorms
 
 COMPARED = (NONE, FASTCLIP_BACKWARD, FASTCLIP, SCALE, OURS)
 
@@ -143,7 +143,7 @@ class Runner:
         self.optimizer.register_step_post_hook(lambda *_: self._stamps.append(time.perf_counter()))
         self.attachment = attached(self.name, self.model, self.example, self.optimizer)
         layers = bounded_layers(self.model, self.example)
-        self.oracle, self.layers = Oracle(layers), len(layers)
+        self.oracle, self.layers = TrackedNorms(layers), len(layers)
 
     def step(self, images: Tensor, labels: Tensor) -> Step:
         before = num_matvecs(self.attachment)

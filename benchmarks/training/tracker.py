@@ -16,8 +16,8 @@ from benchmarks.common.session import Session
 from benchmarks.training.data import digits
 from benchmarks.training.methods import FASTCLIP, OURS, attached, bounded_layers, num_matvecs
 from benchmarks.training.models import PADDINGS, Padding, seeded, small_convnet
-from benchmarks.training.oracle import Oracle
 from benchmarks.training.pool import outcomes
+from oracle import TrackedNorms
 
 COMPARED = (FASTCLIP, OURS)
 OUT_OF_REACH = 1e6  # a bound that nothing comes near
@@ -61,7 +61,7 @@ def _follow(padding: Padding, steps: int, folder: Path) -> list[TrackerRow]:
     followed = {n: f for n, f in layers.items() if isinstance(f.modules[0], nn.Conv2d)}
     bounds = dict.fromkeys(followed, OUT_OF_REACH)
     trackers = {name: attached(name, model, example, optimizer, bounds) for name in COMPARED}
-    oracle = Oracle(followed)
+    oracle = TrackedNorms(followed)
     errors: dict[str, list[float]] = {name: [] for name in COMPARED}
     spent = dict.fromkeys(COMPARED, 0.0)
     for step in range(1, WARM_UP + steps + 1):

@@ -9,7 +9,7 @@ from torch import nn
 
 from experiments.experiment import Config, Context, Result
 from experiments.figure_circulant_error.errors import PADDINGS, Padding
-from experiments.measuring.oracle import true_norm
+from oracle import true_norm
 from spectralclip.methods.baselines.delattre import Delattre
 from spectralclip.methods.baselines.sedghi import Sedghi
 from spectralclip.methods.baselines.senderovich import Senderovich
@@ -46,7 +46,7 @@ def _measure(config: Config, index: int, found: Result) -> None:
     for padding in PADDINGS:
         for stride in STRIDES:
             layer = make_layer(weight, padding, stride)
-            norm = true_norm(layer, shape, tol=TOLERANCE, dtype=torch.float32, seeds=[index])
+            norm = true_norm(layer, shape, tol=TOLERANCE, search=torch.float32, seed=index)
             found["true"][f"{padding} {stride}"].append(norm.value)
             found["largest_residual"] = max(found["largest_residual"], norm.residual)
     if not math.isfinite(found["largest_residual"]):

@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from experiments.measuring import oracle
+import oracle
 from spectralclip import FoundLayer, find_layers
 
 Measure = Literal["layers", "compositions", "none"]

@@ -42,11 +42,11 @@ from experiments.figure_powerqr_time.run import (
 from experiments.figure_simple_clip.claims import FINAL, HELD
 from experiments.figure_simple_clip.grid import METHODS as SIMPLE_METHODS
 from experiments.figure_simple_clip.section import finalized_norm
-from experiments.measuring.oracle import DENSE_SIDE, true_norm
 from experiments.trained import resnet as resnets
 from experiments.trained.small_network import norms
 from experiments.training import TrainConfig, recipe
 from oracle import dense_matrix, singular_values
+from oracle.krylov import DENSE_SIDE, true_norm
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT

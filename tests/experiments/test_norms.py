@@ -47,7 +47,7 @@ def test_the_norm_is_that_of_the_dense_matrix(
     name: str, side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer, shape = LAYERS[name]
-    monkeypatch.setattr("experiments.measuring.oracle.DENSE_SIDE", side)
+    monkeypatch.setattr("oracle.krylov.DENSE_SIDE", side)
     assert norms.true_norm([layer], [shape]) == pytest.approx(dense_norm([layer], shape), rel=1e-6)
 
 
