@@ -28,7 +28,7 @@ from textwrap import dedent
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 PYTHON = ("python", "py", "python3")
 SHELL = ("sh", "bash", "shell", "console", "yaml", "yml")

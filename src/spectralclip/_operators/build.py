@@ -44,7 +44,7 @@ from spectralclip._operators.module_types import (
 
 @final
 @dataclass(frozen=True)
-class _Site:
+class Site:
     """Where a layer stands: the shapes on both sides, and the order of memory that it gets."""
 
     function: AffineFunction
@@ -84,13 +84,13 @@ def _stage_maps(function: AffineFunction) -> list[LinearMap | None]:
     for index, stage in enumerate(function.stages):
         layer: Any = stage.layer
         before = maps[-1] if maps else None
-        site = _Site(
+        site = Site(
             function,
             function.shapes[index],
             function.shapes[index + 1],
             before is not None and before.target.channels_last,
         )
-        make = next((make for types, make in _EXPLICIT if is_plain(layer, *types)), None)
+        make = next((make for types, make in SHORTCUTS if is_plain(layer, *types)), None)
         if make is None or _computes_weight_in_half(function, layer):
             maps.append(None)
         else:
@@ -129,21 +129,21 @@ def _computes_weight_in_half(function: AffineFunction, layer: Any) -> bool:
     )
 
 
-def _linear(site: _Site, layer: Any) -> LinearMap:
+def _linear(site: Site, layer: Any) -> LinearMap:
     return DenseMap(site.weight(layer), site.source[:-1])
 
 
-def _embedding(site: _Site, layer: Any) -> LinearMap | None:
+def _embedding(site: Site, layer: Any) -> LinearMap | None:
     if layer.max_norm is not None:
         return None
     return DenseMap(site.weight(layer).T.contiguous(), site.source[:-1])
 
 
-def _identity(site: _Site, layer: Any) -> LinearMap:
+def _identity(site: Site, layer: Any) -> LinearMap:
     return IdentityMap(site.source, site.target, site.channels_last)
 
 
-def _batch_norm(site: _Site, layer: Any) -> LinearMap | None:
+def _batch_norm(site: Site, layer: Any) -> LinearMap | None:
     if layer.running_var is None:
         return None
     variance = sent(layer.running_var, site.function.device, site.function.dtype)
@@ -165,7 +165,7 @@ def _likes_channels_last(weight: Tensor, in_shape: Shape) -> bool:
     return measured and math.prod(in_shape[1:]) >= 64
 
 
-def _conv(site: _Site, layer: Any) -> LinearMap | None:
+def _conv(site: Site, layer: Any) -> LinearMap | None:
     weight, in_shape = site.weight(layer), site.source
     axes = weight.ndim - 2
     if len(in_shape) != axes + 1:
@@ -184,7 +184,7 @@ def _conv(site: _Site, layer: Any) -> LinearMap | None:
     return ConvMap(weight, geometry, in_shape, channels_last=_likes_channels_last(weight, in_shape))
 
 
-def _conv_transpose(site: _Site, layer: Any) -> LinearMap | None:
+def _conv_transpose(site: Site, layer: Any) -> LinearMap | None:
     """A transposed convolution is the transpose of the convolution with the same weight."""
     weight, padding = site.weight(layer), tuple(layer.padding)
     geometry = ConvGeometry(layer.stride, layer.dilation, padding, padding, layer.groups)
@@ -194,13 +194,12 @@ def _conv_transpose(site: _Site, layer: Any) -> LinearMap | None:
     return TransposedMap(conv) if conv.target.shape == site.source else None
 
 
-# The layers with a map of their own. A new shortcut is a map class, a maker and a line here.
-_EXPLICIT: tuple[tuple[tuple[type[nn.Module], ...], Callable[[_Site, Any], LinearMap | None]], ...]
-_EXPLICIT = (
+# The layers with a map of their own. A new shortcut is a map class and a line here.
+SHORTCUTS: list[tuple[tuple[type[nn.Module], ...], Callable[[Site, Any], LinearMap | None]]] = [
     ((nn.Linear,), _linear),
     ((nn.Embedding,), _embedding),
     (CONVS, _conv),
     (TRANSPOSED, _conv_transpose),
     (BATCH_NORMS, _batch_norm),
     ((nn.Identity, nn.Flatten, nn.Unflatten, *DROPOUTS), _identity),
-)
+]
