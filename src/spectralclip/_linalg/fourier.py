@@ -89,11 +89,11 @@ def plane_wave(
     """
     image = amplitudes.new_zeros(amplitudes.shape[1], *space)
     for frequency, amplitude in zip(frequencies.tolist(), amplitudes, strict=True):
-        phase = torch.zeros((), dtype=torch.float64, device="cpu")
+        wave = amplitude
         for n, side, step, place in zip(space, sides, frequency, first, strict=True):
             turns = (torch.arange(place, place + n, device="cpu") * step).remainder(side)
-            phase = phase[..., None] + turns.double() / side
-        image += amplitude.reshape(-1, *[1] * len(space)) * _unit(phase).to(image)
+            wave = wave[..., None] * _unit(turns.double() / side).to(image)
+        image += wave
     return image
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spectralclip._linalg.precision import decomposable, on_host
 
-BLOCK = 8  # basis vectors that are allocated, and orthogonalized against, at once
+BLOCK = 16  # basis vectors that are allocated, and orthogonalized against, at once
 LONG = 2**18  # entries of a row that are summed in the operator's own precision
 
 
