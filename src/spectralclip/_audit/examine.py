@@ -74,7 +74,8 @@ class Findings:
     values: tuple[float, ...] = ()  # leading singular values; empty if only the norm was asked for
     frobenius: float = 0.0  # frobenius norm, and whether it is exact
     frobenius_is_exact: bool = True  # whether it is known up to rounding
-    reshaped_norm: float | None = None  # what torch would see, where there is one kernel
+    reshaped_norm: float | None = None  # what torch would see of a single module's kernel
+    kernels: tuple[int, ...] = ()  # the places of the modules that have a kernel
 
     def norm(self, shape: Shape) -> float:
         """The best single number for the norm at a shape: a leading value, within the interval."""
@@ -119,6 +120,7 @@ def _findings(
         frobenius,
         exact,
         _reshaped_norm(modules[0], intervals[worst]) if len(modules) == 1 else None,
+        tuple(place for place, part in enumerate(modules) if _kernel(part) is not None),
     )
 
 
@@ -153,7 +155,7 @@ def _leading_values(op: LinearOperator, request: Request, v0: Tensor | None) -> 
 
 def _reshaped_norm(module: nn.Module, interval: Interval) -> float | None:
     """The largest singular value of the kernel as a matrix, as torch's spectral_norm has it."""
-    weight = kernel_of(module)
+    weight = _kernel(module)
     if weight is None:
         return None
     if is_plain(module, nn.Linear) and interval.kind == "exact":
@@ -162,8 +164,7 @@ def _reshaped_norm(module: nn.Module, interval: Interval) -> float | None:
     return _matrix_norm(weight.movedim(int(isinstance(module, _TRANSPOSED)), 0).flatten(1))
 
 
-def kernel_of(module: nn.Module) -> Tensor | None:
-    """A weight that is more than one number for each channel, if there is one."""
+def _kernel(module: nn.Module) -> Tensor | None:
     weight: Any = getattr(module, "weight", None)
     return weight.detach() if isinstance(weight, Tensor) and weight.ndim >= 2 else None
 

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, final
 from torch import nn
 
 from spectralclip._audit.describe import Numbers, compensates, geometry_of, kind_of, remark_on
-from spectralclip._audit.examine import BATCH_NORM, Findings, Request, kernel_of, row_shape
+from spectralclip._audit.examine import BATCH_NORM, Findings, Request, row_shape
 from spectralclip._audit.layer import LayerAudit
 from spectralclip._audit.work import Job
 from spectralclip._bounds import Interval
@@ -124,7 +124,7 @@ class Book:
             interval,
             norm,
             values[1] if len(values) > 1 else 0.0,
-            self._reshaped_norm(row),
+            self._reshaped_norm(row, findings),
             self._batch_norm(row),
             self._without_batch_norm(row, shape),
             chain,
@@ -153,9 +153,9 @@ class Book:
             remark=remark_on(numbers),
         )
 
-    def _reshaped_norm(self, row: Row) -> float | None:
+    def _reshaped_norm(self, row: Row, findings: Findings) -> float | None:
         """What torch would see of the one kernel, if there is one."""
-        kernels = [module for module in row.layer.modules if kernel_of(module) is not None]
+        kernels = [row.layer.modules[place] for place in findings.kernels]
         found = self._findings.get(key_of(kernels)) if len(kernels) == 1 else None
         return None if found is None else found.reshaped_norm
 
