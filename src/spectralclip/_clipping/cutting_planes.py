@@ -102,8 +102,8 @@ class CutSet:
 
     def nearest(self, headroom: float) -> Tensor:
         """The nearest point to the start within all cuts, each tightened a little."""
-        wished = self._excess + headroom * self._max_norm
-        self._multipliers = nonnegative_qp(self._gram, wished, self._multipliers)
+        target = self._excess + headroom * self._max_norm
+        self._multipliers = nonnegative_qp(self._gram, target, self._multipliers)
         # The dual's value at any multipliers is a lower bound, for the cuts as they are.
         quadratic = float(self._multipliers @ self._gram @ self._multipliers)
         dual = float(self._excess @ self._multipliers) - quadratic / 2
