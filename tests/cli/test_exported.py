@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from seeds import seeded
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -90,8 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(folder: Path) -> tuple[nn.Module, nn.Module]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         model = statistics_(Net())
         return model, exported(model, IMAGES, folder / "net.pt2")
 

@@ -16,6 +16,7 @@ from cases import (
     modules,
     params,
 )
+from seeds import seeded
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -68,8 +69,7 @@ def snapshot(layer: Any) -> list[torch.Tensor]:
 
 
 def conv2d(c_in: int, c_out: int, kernel: int = 3, *, seed: int = 0, **options: Any) -> nn.Conv2d:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         options.setdefault("padding", kernel // 2)
         return nn.Conv2d(c_in, c_out, kernel, bias=False, **options)
 
@@ -188,8 +188,7 @@ def projection_distance(layer: nn.Module, in_shape: tuple[int, ...], bound: floa
     ],
 )
 def test_distance_against_a_convex_solver(make: Any, in_shape: tuple[int, ...]) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
+    with seeded(3):
         layer = make()
     bound = 0.6 * dense_norm(layer, in_shape)
     truth = projection_distance(layer, in_shape, bound)
@@ -242,8 +241,7 @@ def test_permuting_channels_permutes_the_result(name: str) -> None:
 
 def full_size_kernel(seed: int) -> nn.Conv1d:
     """A circular convolution whose kernel is as long as its input: every symbol is free."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return nn.Conv1d(2, 3, 5, padding=2, padding_mode="circular", bias=False)
 
 
@@ -393,8 +391,7 @@ def test_a_failing_clip_leaves_the_layer_as_it_was(
 
 
 def test_weight_norm_and_low_rank_pairs_are_clipped() -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         normed = parametrizations.weight_norm(nn.Linear(6, 5))
         pair = nn.Sequential(nn.Linear(6, 2, bias=False), nn.Linear(2, 5, bias=False))
     for layer, move in ((normed, "first"), (pair, "all")):
@@ -457,8 +454,7 @@ class Wrapped(nn.Module):
 @pytest.mark.parametrize("scale", [1e2, 1e4, 1e8])
 @pytest.mark.parametrize("kind", ["dense", "zeros", "reflect", "conv-bn", "wrapped"])
 def test_when_little_is_left(kind: str, scale: float) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         conv = conv2d(3, 4, padding_mode="reflect" if kind == "reflect" else "zeros")
         bn = trained_batch_norm(4)
         layer = {"dense": nn.Linear(20, 20), "conv-bn": nn.Sequential(conv, bn)}.get(kind, conv)
@@ -495,8 +491,7 @@ def test_dead_channels_stay_as_they_are(gamma: float, kernel: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_half_precision_is_certified_after_rounding(seed: int) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         dense = nn.Linear(3, 2, bias=False).bfloat16()
     bound = 0.5 * dense_norm(dense, (3,))
     clip_(dense, (3,), bound, certify="deterministic")

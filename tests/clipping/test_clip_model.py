@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from seeds import seeded
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
@@ -14,14 +15,13 @@ from oracle import dense_norm
 from spectralclip import FoundLayer, clip_model_
 
 
-def seeded(make: Any) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+def made(make: Any) -> Any:
+    with seeded(0):
         return make()
 
 
 def small_network() -> nn.Sequential:
-    return seeded(
+    return made(
         lambda: nn.Sequential(
             nn.Conv2d(1, 4, 3, padding=1),
             nn.BatchNorm2d(4),
@@ -81,7 +81,7 @@ class TwoSizes(nn.Module):
 
 
 def test_the_bound_holds_at_each_size() -> None:
-    model = seeded(TwoSizes)
+    model = made(TwoSizes)
     bound = 0.5 * dense_norm(model.conv, (2, 4, 4))
     result = clip_model_(model, torch.zeros(1, 2, 8, 8), bound)["conv"]
     for side in (4, 8):
@@ -104,7 +104,7 @@ class Tied(nn.Module):
 
 
 def test_the_bound_holds_for_each_layer_that_shares_a_weight() -> None:
-    model = seeded(Tied)
+    model = made(Tied)
     bound = 0.5 * dense_norm(model.first, (3, 6))
     clip_model_(model, torch.zeros(1, 3, 6), bound)
     assert model.first.weight is model.second.weight
@@ -113,7 +113,7 @@ def test_the_bound_holds_for_each_layer_that_shares_a_weight() -> None:
 
 
 def test_nothing_has_changed_when_a_layer_is_refused() -> None:
-    model = seeded(
+    model = made(
         lambda: nn.Sequential(nn.Linear(6, 6), parametrizations.orthogonal(nn.Linear(6, 6)))
     )
     before = copy.deepcopy(model.state_dict())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from integration_parts import METHODS, Scale, assert_equal_weights, dense_norm, differ
+from seeds import seeded
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -38,8 +39,7 @@ def fresh() -> Iterator[None]:
 
 
 def network() -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
+    with seeded(1):
         return nn.Sequential(nn.Flatten(), nn.Linear(784, 24), nn.ReLU(), nn.Linear(24, 10))
 
 

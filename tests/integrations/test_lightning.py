@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from integration_parts import METHODS, Scale, assert_equal_weights, dense_norm, differ
+from seeds import seeded
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -51,8 +52,7 @@ def batches() -> DataLoader:
 class Digits(pl.LightningModule):
     def __init__(self, penalty: Callable[[], Tensor] | None = None) -> None:
         super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(1)
+        with seeded(1):
             self.net = nn.Sequential(nn.Flatten(), nn.Linear(784, 24), nn.ReLU(), nn.Linear(24, 10))
         self.penalty, self.seen = penalty, list[float]()
 
@@ -167,8 +167,7 @@ class Images(Digits):
 
     def __init__(self) -> None:
         super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(2)
+        with seeded(2):
             self.net = nn.Sequential(
                 nn.Conv2d(1, 4, 3, stride=2, padding=1),
                 nn.ReLU(),
@@ -277,8 +276,7 @@ class Pair(pl.LightningModule):
     def __init__(self, penalty: Callable[[], Tensor] | None = None) -> None:
         super().__init__()
         self.automatic_optimization = False
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(1)
+        with seeded(1):
             self.first, self.second = nn.Linear(784, 16), nn.Linear(16, 10)
         self.penalty = penalty
 

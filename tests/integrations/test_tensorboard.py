@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from integration_parts import Scale, dense_norm
+from seeds import seeded
 from torch import nn
 
 from spectralclip._training.attach import attach
@@ -31,8 +32,7 @@ class Notes:
 
 class Training:
     def __init__(self, **settings: Any) -> None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(1)
+        with seeded(1):
             self.model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.attachment: Attachment = attach(

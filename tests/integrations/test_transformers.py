@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from integration_parts import METHODS, Scale, assert_equal_weights, dense_norm, differ
+from seeds import seeded
 from torch import Tensor, nn
 
 from spectralclip._training.method import NormWarning
@@ -29,8 +30,7 @@ TOKENS = {"input_ids": torch.ones(1, 6, dtype=torch.long)}
 
 
 def bert() -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
+    with seeded(3):
         config = hf.BertConfig(
             vocab_size=32,
             hidden_size=16,

@@ -26,6 +26,7 @@ from cases import (
     train_batch_norm,
     with_weight,
 )
+from seeds import seeded
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
@@ -248,8 +249,7 @@ def test_extreme_weights_are_right_or_refused(factor: float, solver: str, k: int
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_repeated_values_are_counted_as_often_as_they_occur(solver: str) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         values = [3.0] * 5 + [2.0] * 10 + [1.0 / (1 + i) for i in range(60)]
         layer = linear_with_values(values, 120, 100).float()
     found = svds(layer, (100,), 8, solver=SOLVERS[solver])
@@ -260,8 +260,7 @@ def test_repeated_values_are_counted_as_often_as_they_occur(solver: str) -> None
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("mode", ["zeros", "circular", "reflect"])
 def test_identical_channels_repeat_every_value(solver: str, mode: str) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
+    with seeded(1):
         layer = nn.Conv2d(4, 4, 3, padding=1, groups=4, padding_mode=mode)
         with_weight(layer, layer.weight[:1].expand(4, 1, 3, 3).clone())
     matrix = dense_matrix(layer.double(), (4, 6, 6))
@@ -326,8 +325,7 @@ def test_zero_operator(layer: Any, in_shape: tuple[int, ...], solver: str) -> No
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("rank", [1, 2, 5])
 def test_values_beyond_the_rank_are_zero(solver: str, rank: int) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(rank)
+    with seeded(rank):
         layer = linear_with_values([float(rank - i) for i in range(rank)], 90, 110).float()
     found = svds(layer, (110,), 6, solver=SOLVERS[solver])
     assert_triplets(found, layer.weight.detach().double().numpy(), 6, 1e-3)
@@ -362,8 +360,7 @@ def test_large_1x1_convolution_is_its_matrix_many_times() -> None:
 
 
 def test_against_arpack_on_a_convolution_of_a_real_size() -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         conv = nn.Conv2d(64, 64, 3, padding=1, padding_mode="reflect", bias=False)
     shape, size = (1, 64, 16, 16), 64 * 16 * 16
 
@@ -406,8 +403,7 @@ def test_same_seed_same_result(solver: str, k: int) -> None:
     chosen = {"auto": "auto", "lanczos": Lanczos(), "power-qr": PowerQR(iterations=10)}[solver]
     results = []
     for seed in (0, 1):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             results.append(svds(case.make(), case.in_shape, k, solver=chosen))
     for seed in (5, 5, 6):
         generator = torch.Generator().manual_seed(seed)
@@ -478,8 +474,7 @@ def test_budget_is_kept_and_its_end_is_told() -> None:
 
 def test_unconverged_norm_warns() -> None:
     """A matrix whose leading values no budget can tell apart to this tolerance."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         layer = nn.Linear(2500, 2500, bias=False).double()
     op = sc.as_operator([layer, nn.AvgPool1d(1)], (1, 2500))
     few = Lanczos(max_matvecs=30)
@@ -737,8 +732,7 @@ DIFFERENTIABLE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 def differentiable(name: str) -> tuple[nn.Module, tuple[int, ...]]:
     make, in_shape = DIFFERENTIABLE[name]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
+    with seeded(3):
         layer = make().double()
         for module in layer.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):

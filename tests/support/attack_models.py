@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from seeds import seeded
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -97,8 +98,7 @@ def trained(count: int, dtype: torch.dtype = torch.float32) -> Digits:
     The same on every call. In float64 the order of additions turns no sign of a slope.
     """
     images, labels = load_digits("train")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
+    with seeded(1):
         parts = OrderedDict(
             normalize=Normalize(0.1307, 0.3081).float(),
             first=nn.Conv2d(1, 8, 5, stride=2),

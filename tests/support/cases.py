@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from seeds import seeded
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
@@ -47,8 +48,7 @@ def case(name: str, build: Callable[[], Any], *in_shape: int, tags: str = "") ->
     """A case whose layer is drawn from a seed of its own, its batch norms as if trained."""
 
     def make() -> Any:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(zlib.crc32(name.encode()))
+        with seeded(zlib.crc32(name.encode())):
             layer = build()
             for module in modules(layer):
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):

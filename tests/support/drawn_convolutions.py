@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
+from seeds import seeded
 from torch import nn
 
 # A layer that torch itself refuses is drawn again, and the largest take a moment.
@@ -76,8 +77,7 @@ def build(
     groups = options["groups"]
     inputs = groups * draw(st.integers(1, 2))
     outputs = groups * draw(st.integers(1, 3))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(draw(st.integers(0, 1000)))
+    with seeded(draw(st.integers(0, 1000))):
         layer = kind(inputs, outputs, **options)
     in_shape = (inputs, *size)
     try:

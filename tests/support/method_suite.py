@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from seeds import seeded
 from torch import nn
 from untouched import surroundings
 from zoo_training import Trainee
@@ -164,8 +165,7 @@ class Single:
 def single(name: str) -> Single:
     """One of `SINGLES`, made from a seed, with three times the norm that it may have."""
     make, in_shape = SINGLES[name]
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(11)
+    with seeded(11), torch.no_grad():
         module = make()
         module.weight.mul_(3 / dense_norm([module], in_shape))
     return Single(name, module, in_shape)

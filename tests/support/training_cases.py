@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from seeds import seeded
 from torch import Tensor, nn
 
 from oracle import dense_norm
@@ -20,8 +21,7 @@ EXAMPLE = IMAGES[:2]
 
 def small_network(seed: int = 0) -> nn.Sequential:
     """Convolutions with three paddings, two of them with batch norm, and a dense layer."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return nn.Sequential(
             nn.Conv2d(1, 4, 3, padding=1),
             nn.BatchNorm2d(4),

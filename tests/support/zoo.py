@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from seeds import seeded
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -38,8 +39,7 @@ class Specimen:
         """The model; the test is skipped where a package is missing."""
         if self.needs:
             pytest.importorskip(self.needs, reason=f"{self.name} is built by {self.needs}")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(7)
+        with seeded(7):
             return lived_in(self.build()).eval()
 
     def inputs(self, batch: int = 2, seed: int = 1) -> Tensor:

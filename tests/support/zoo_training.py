@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from seeds import seeded
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -134,8 +135,7 @@ class Trainee:
 
     def model(self, seed: int = 3) -> nn.Module:
         """The network in training mode, the same for the same seed."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             return self.build(self.norm).train()
 
     def batch(self, index: int, size: int = 4) -> tuple[Tensor, Tensor]:

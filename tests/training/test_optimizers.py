@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from seeds import seeded
 from torch import Tensor, nn, optim
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -31,8 +32,7 @@ Make = Callable[[Iterable[Tensor]], optim.Optimizer]
 
 @functools.cache
 def _network(clipped: bool) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         model = nn.Sequential(
             nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"),
             nn.ReLU(),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from cases import LowRank, ScaledConv
+from seeds import seeded
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from training_cases import assert_identical, snapshot, true_norms
@@ -92,8 +93,7 @@ EACH = pytest.mark.parametrize("name", KINDS)
 
 def built(name: str) -> nn.Sequential:
     """The layer alone in a model, from a seed of its own."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(len(name))
+    with seeded(len(name)):
         return nn.Sequential(KINDS[name].make())
 
 
@@ -235,8 +235,7 @@ def test_layers_of_equal_shape_are_followed_together_and_as_if_alone() -> None:
     x = torch.randn(4, 3, 7, 7)
 
     def convs() -> nn.Sequential:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(3)
+        with seeded(3):
             return nn.Sequential(*[nn.Conv2d(3, 3, 3, padding=1) for _ in range(3)])
 
     model = convs()
@@ -349,8 +348,7 @@ def test_momentum_is_projected_unless_told_otherwise() -> None:
 
 
 def digits_network() -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
+    with seeded(5):
         return nn.Sequential(
             nn.Conv2d(1, 8, 3, padding=1),
             nn.ReLU(),

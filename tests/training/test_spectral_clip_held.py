@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from seeds import seeded
 from torch import Tensor, nn, optim
 from training_cases import true_norms
 
@@ -34,8 +35,7 @@ left_alone = pytest.mark.filterwarnings("ignore:The momentum of Adamax")
 
 
 def network(padding: str, seed: int) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return nn.Sequential(
             nn.Conv2d(3, 6, 3, padding=1, padding_mode=padding),
             nn.ReLU(),
@@ -143,8 +143,7 @@ ALL = [(name, size) for name in LAYERS for size in SIZES]
 
 def spiked(name: str, size: float, spread: bool) -> tuple[nn.Module, Attachment]:
     make, shape = LAYERS[name]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         model = nn.Sequential(*make())
     compose: Any = "conv_bn" if name == "conv+BN" else None
     attachment = attach(model, None, torch.zeros(2, *shape), method=SpectralClip(compose=compose))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from seeds import seeded
 from torch import nn
 
 from spectralclip import attach, methods
@@ -16,8 +17,7 @@ from spectralclip._training.attach import Attachment
 
 
 def network(width: int = 4) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded(0):
         return nn.Sequential(
             nn.Conv2d(2, width, 3, padding=1, padding_mode="circular"),
             nn.BatchNorm2d(width),
