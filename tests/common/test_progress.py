@@ -68,16 +68,16 @@ def test_the_bar_names_the_layer_that_it_is_at(
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-    own = sc.norm_bounds
+    own = examine.norm_bounds_and_vector
 
-    def slow(*args: object, **kwargs: object) -> sc.Interval:
+    def slow(*args: object, **kwargs: object) -> object:
         clock.now += 9
         import time
 
         time.sleep(0.3)  # the bar is drawn ten times a second
         return own(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(examine, "norm_bounds", slow)
+    monkeypatch.setattr(examine, "norm_bounds_and_vector", slow)
     sc.audit(model, torch.zeros(1, 4), lipschitz=False, progress=True)
     assert "2 (9 s)" in terminal.getvalue()
     sc.clip_model_(model, torch.zeros(1, 4), 0.1)

@@ -249,7 +249,7 @@ ENTRIES: dict[str, Callable[[], object]] = {
     "jacobian_operator": jacobian,
     "lipschitz_bounds": lambda: sc.lipschitz_bounds(network(), example()),
     "audit": lambda: sc.audit(network(), example()),
-    "paper_clip_": lambda: sc.methods.paper_clip_(reflect(), 0.4, SHAPE),
+    "paper_clip_": lambda: sc.methods.paper_clip_(reflect(), SHAPE, 0.4),
     "attach": lambda: attached(sc.methods.SpectralClip()),
 }
 

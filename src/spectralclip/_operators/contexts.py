@@ -16,14 +16,21 @@ from spectralclip._linalg import full_precision
 def evaluation_mode(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Switch modules to evaluation for the block, flag by flag, and back.
 
-    `Module.eval()` is not called: it is often overridden, and its inverse is not known.
+    `Module.eval()` is not called: it is often overridden, and its inverse is not known. Parts that
+    are frozen have no flag. Attention goes its usual way: torch's faster one in evaluation computes
+    the same, but has no derivatives and calls none of its modules.
     """
-    training = [part for module in modules for part in module.modules() if part.training]
+    training = [
+        part for module in modules for part in module.modules() if getattr(part, "training", False)
+    ]
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
     for part in training:
         part.training = False
     try:
         yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
         for part in training:
             part.training = True
 

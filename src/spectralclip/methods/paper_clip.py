@@ -93,8 +93,8 @@ def paper_clip_(
     Args:
         layer: A module, or a sequence of modules (their composition). All parameters on which
             the linear part depends move; biases do not.
-        max_norm: The bound, c in the paper.
         in_shape: Shape of one input, without the batch dimension.
+        max_norm: The bound, c in the paper.
         lr: Length of a gradient step, lambda in the paper.
         inner_steps: Gradient steps in each round, N in the paper.
         power_iterations: Iterations of PowerQR in each round, P in the paper.

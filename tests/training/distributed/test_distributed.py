@@ -574,7 +574,7 @@ def _refused(what: str) -> str:
     elif what == "does not divide":
         model = wrapped_dense(model)
         method = Scale(divides=False)
-    return _error(attach, method, model, torch.zeros(1, 8))
+    return _error(lambda: attach(model, None, torch.zeros(1, 8), method=method))
 
 
 def wrapped_dense(model: nn.Module) -> nn.Module:
