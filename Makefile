@@ -11,8 +11,9 @@ STAMP := .venv/.installed
 sound = $(shell $(1)/python tools/probe_bfloat16.py)
 SOUND = $(call sound,$(BIN))
 
-# Two test workers on two cores: more threads would only fight each other.
-PYTEST = $(SOUND) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+# Two test workers on two cores: more threads would only fight each other. Bytecode is written even
+# where the surroundings forbid it: the tests start many processes.
+PYTEST = $(SOUND) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
 .PHONY: help install browser lint test test-all test-timm test-floor docs demo bench format clean
@@ -64,7 +65,7 @@ $(TIMM): pyproject.toml constraints.txt
 	touch $@
 
 test-timm: $(TIMM) ## Audit models of timm through the command line
-	$(call sound,.venv-timm/bin) OMP_NUM_THREADS=1 .venv-timm/bin/python -m pytest --noconftest -p no:cacheprovider tests/timm_check.py
+	$(call sound,.venv-timm/bin) OMP_NUM_THREADS=1 .venv-timm/bin/python -m pytest --noconftest -p no:cacheprovider tests/cli/timm_check.py
 
 # The lowest versions that pyproject.toml promises have an environment of their own too.
 FLOOR := .venv-floor/.installed
@@ -97,4 +98,4 @@ format: $(STAMP) ## Fix formatting and what the linter can fix
 
 clean: ## Remove .venv, caches and built files
 	rm -rf .venv .venv-timm .venv-floor build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	find src tests tools benchmarks experiments -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests oracle tools benchmarks experiments -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

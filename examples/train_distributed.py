@@ -59,9 +59,9 @@ def prepared(device: torch.device, shard: bool) -> nn.Module:
 
 def train(model: nn.Module, device: torch.device, steps: int, say_every: int) -> sc.Attachment:
     """Train with norms kept in check: one line beside the optimizer."""
-    images, labels = (x.to(device) for x in sc.load_digits("train"))
+    images, labels = (x.to(device) for x in sc.demo.load_digits("train"))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    attachment = sc.attach(sc.methods.SpectralClip(), model, images[:1], optimizer, max_norm=1.0)
+    attachment = sc.attach(model, optimizer, images[:1], max_norm=1.0)
     generator = torch.Generator().manual_seed(dist.get_rank())  # other digits everywhere
     for step in range(1, steps + 1):
         batch = torch.randint(len(images), (32,), generator=generator)
@@ -107,7 +107,7 @@ def require_equal_weights(model: nn.Module) -> None:
 
 def accuracy(model: nn.Module, device: torch.device) -> float:
     """The share of test digits that are recognized; all processes have to ask."""
-    images, labels = (x.to(device) for x in sc.load_digits("test"))
+    images, labels = (x.to(device) for x in sc.demo.load_digits("test"))
     with torch.no_grad():
         return float((model(images).argmax(1) == labels).float().mean())
 

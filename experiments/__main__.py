@@ -22,10 +22,10 @@ from experiments.engine.local import LocalEngine
 from experiments.engine.ray import RayEngine
 from experiments.engine.work import Engine, Task
 from experiments.experiment import SCALES, Cell, Experiment, Scale
-from experiments.guard import CODES, FAILED, FINE, Problem, guarded, note
+from experiments.guard import CODES, FAILED, guarded
 from experiments.store import Store, results_folder
-from spectralclip._amx import needed
-from spectralclip._audit._table import Column, Sheet, plain_table
+from spectralclip._audit import Column, Sheet, plain_table
+from spectralclip._common import FINE, Problem, needed, note
 
 
 class Scales(str, Enum):

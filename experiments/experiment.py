@@ -1,6 +1,6 @@
 """What an experiment is: a grid of runs, a function that does one, and a section of the report.
 
-Each figure and table of the paper is a file with an `EXPERIMENT` in it. Runs are data: a
+Each figure and table of the paper is a folder with an `EXPERIMENT` in it. Runs are data: a
 configuration that JSON can hold goes in, a result that JSON can hold comes out, and the report is
 made from what was stored.
 """
@@ -154,7 +154,7 @@ class Experiment:
     """A figure or table of the paper.
 
     Attributes:
-        name: Of its file, such as "table_resnet".
+        name: Of its folder or file, such as "table_resnet".
         title: For the report.
         where: Its place in the paper.
         grid: The configurations at a scale.

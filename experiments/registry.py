@@ -1,16 +1,16 @@
-"""The experiments: every `figure_*.py` and `table_*.py` of a package."""
+"""The experiments: every `figure_*` and `table_*` of a package, a folder or a file."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 from experiments.experiment import Cell, Experiment, Scale
 
 PACKAGE = "experiments"
-_PATTERNS = ("figure_*.py", "table_*.py")
+_KINDS = ("figure_", "table_")
 
 
 class Unknown(ValueError):
@@ -26,8 +26,8 @@ def names(package: str = PACKAGE) -> list[str]:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise Unknown(f"expected a package with experiments, got {package!r}: none of that name.")
-    folder = Path(next(iter(spec.submodule_search_locations)))
-    return [path.stem for pattern in _PATTERNS for path in sorted(folder.glob(pattern))]
+    found = sorted(module.name for module in pkgutil.iter_modules(spec.submodule_search_locations))
+    return [name for kind in _KINDS for name in found if name.startswith(kind)]
 
 
 def load(name: str, package: str = PACKAGE) -> Experiment:

@@ -20,10 +20,11 @@ from experiments import registry
 from experiments.engine.device import require_device
 from experiments.engine.work import Failed, Task, now_and_then, perform
 from experiments.experiment import SCALES, Cell
-from experiments.guard import FAILED, FINE, Problem, guarded, note
-from experiments.lock import Lock
+from experiments.guard import FAILED, guarded
 from experiments.store import Store, Unreadable, results_folder
-from experiments.training.team import Team
+from experiments.store.lock import Lock
+from experiments.training.process_group import ProcessGroup
+from spectralclip._common import FINE, Problem
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -38,20 +39,20 @@ def _run(given: argparse.Namespace) -> int:
     require_device(given.device)
     cell = _only(registry.cells([given.experiment], given.scale), given.run)
     store = Store(results_folder(given.results, given.scale))
-    team = Team.joined(given.device)
+    group = ProcessGroup.joined(given.device)
     locks: list[Lock] = []
     trouble = None
-    if team.rank == 0:
+    if group.rank == 0:
         try:
             locks = _begun(store, cell, given.data)
         except Exception as error:
             trouble = error
     # The others do as the first does, which they learn here: they would wait for it otherwise.
-    goes_on = team.total([float(len(locks))])[0] > 0
+    goes_on = group.total([float(len(locks))])[0] > 0
     try:
         if trouble is not None:
             raise trouble
-        return _done(store, cell, given, team) if goes_on else FINE
+        return _done(store, cell, given, group) if goes_on else FINE
     finally:
         for lock in locks:
             lock.release()
@@ -92,15 +93,15 @@ def _room(store: Store, cell: Cell) -> Lock:
     return room
 
 
-def _done(store: Store, cell: Cell, given: argparse.Namespace, team: Team) -> int:
+def _done(store: Store, cell: Cell, given: argparse.Namespace, group: ProcessGroup) -> int:
     scratch, log = store.scratch(cell), store.log(cell)
     task = Task(registry.PACKAGE, cell, given.data, scratch, log, given.threads, given.device)
-    event = perform(task, now_and_then(lambda share, words: _say(team, share, words), 10.0))
+    event = perform(task, now_and_then(lambda share, words: _say(group, share, words), 10.0))
     if isinstance(event, Failed):
-        note(event.details)
+        print(event.details, file=sys.stderr, flush=True)
         return FAILED
-    if team.rank == 0:
-        store.save(cell, event.result, {**event.run, "processes": team.size})
+    if group.rank == 0:
+        store.save(cell, event.result, {**event.run, "processes": group.size})
         store.clear(cell)
         print(f"wrote {store.path(cell)}")
     return FINE
@@ -130,8 +131,8 @@ def _only(cells: Sequence[Cell], pattern: str) -> Cell:
     return found[0]
 
 
-def _say(team: Team, share: float, words: str) -> None:
-    if team.rank == 0:
+def _say(group: ProcessGroup, share: float, words: str) -> None:
+    if group.rank == 0:
         print(f"{share:4.0%} {words}", flush=True)
 
 

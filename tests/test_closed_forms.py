@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from oracle import singular_values
 from spectralclip.closed_forms import (
     corollary_bounds,
     duplicated_values,
@@ -26,10 +29,8 @@ def dense_values(kernels: torch.Tensor, sides: tuple[int, ...], *, inputs: bool)
     conv = conv_type(c_in, c_out, tuple(taps), bias=False).double()
     with torch.no_grad():
         conv.weight.copy_(kernels.reshape(c_out, c_in, *taps))
-        n = c_in * int(np.prod(sides))
-        basis = torch.eye(n, dtype=torch.float64).reshape(n, c_in, *sides)
-        columns = conv(nn.functional.pad(basis, pad, mode="circular"))
-    return np.linalg.svd(columns.reshape(n, -1).numpy(), compute_uv=False)
+    wrap = functools.partial(nn.functional.pad, pad=pad, mode="circular")
+    return singular_values([wrap, conv], (c_in, *sides))
 
 
 def gaussian(*shape: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Make src/spectralclip/data/digits.npz from the four MNIST files.
+"""Make src/spectralclip/demo/data/digits.npz from the four MNIST files.
 
     python tools/make_digits.py --mnist FOLDER
 

@@ -13,7 +13,7 @@ from experiments.data import cifar10, mnist, synthetic
 from experiments.data._dataset import Dataset, subset
 from experiments.data._files import DataDamaged, DataMissing
 from experiments.data.augment import crop_and_flip
-from spectralclip import load_digits
+from spectralclip.demo import load_digits
 
 __all__ = [
     "NAMES",

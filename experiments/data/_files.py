@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from spectralclip._atomic import replacing
+from spectralclip._common import Problem, replacing
 
 TIMEOUT = 30.0  # seconds without a byte until a mirror is given up
 _CHUNK = 1 << 20
@@ -30,7 +30,7 @@ PLACE = (
 )
 
 
-class DataMissing(Exception):
+class DataMissing(Problem):
     """A data set is not there; the message says where to put what."""
 
 

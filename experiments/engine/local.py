@@ -21,15 +21,7 @@ from pathlib import Path
 from typing import final
 
 from experiments.engine.device import require_device
-from experiments.engine.work import (
-    Event,
-    Failed,
-    Said,
-    Task,
-    environment,
-    now_and_then,
-    perform,
-)
+from experiments.engine.work import Event, Failed, Said, Task, environment, now_and_then, perform
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
 _PATIENCE = 5.0  # seconds that a process has to end

@@ -26,11 +26,12 @@ from experiments.engine.work import (
     now_and_then,
     perform,
 )
+from spectralclip._common import Problem
 
 _EACH = 1.0  # seconds between two words of a run
 
 
-class RayMissing(RuntimeError):
+class RayMissing(Problem, RuntimeError):
     """Ray is not there."""
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, final
 
 from experiments.engine.work import Done, Engine, Event, Failed, Said, Task, key_of
 from experiments.experiment import Cell
-from experiments.lock import Lock
+from experiments.store.lock import Lock
 
 if TYPE_CHECKING:
     from experiments.display import Display

@@ -19,9 +19,9 @@ from typing import Any, Protocol
 from experiments import registry
 from experiments.engine.surroundings import surroundings
 from experiments.experiment import Cell, Context, Experiment, Result
-from experiments.plain import plain
+from experiments.store.plain import plain
+from spectralclip._common import one_line
 
-_LONGEST = 400  # characters of an error that are shown
 Say = Callable[[float, str], None]
 
 
@@ -139,9 +139,8 @@ def perform(task: Task, say: Say) -> Done | Failed:
 
 def error_line(error: BaseException) -> str:
     """An error on one line: its type and what it says."""
-    text = " ".join(str(error).split())
-    shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
-    return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
+    kind, text = type(error).__name__, one_line(error)
+    return kind if text == kind else f"{kind}: {text}"
 
 
 def now_and_then(say: Say, seconds: float = 0.25) -> Say:

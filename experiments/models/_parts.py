@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 
 class ImageData(Protocol):
@@ -58,3 +59,23 @@ def shortcut(inputs: int, outputs: int, stride: int, batch_norm: bool) -> nn.Seq
         return nn.Sequential()
     layers = convolution(inputs, outputs, 1, stride), normalization(outputs, batch_norm)
     return nn.Sequential(*layers)
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions, and the sum of their output and the input, or the mean of both."""
+
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, batch_norm: bool, *, halved: bool = False
+    ) -> None:
+        super().__init__()
+        self.conv1 = convolution(inputs, outputs, 3, stride)
+        self.bn1 = normalization(outputs, batch_norm)
+        self.conv2 = convolution(outputs, outputs, 3)
+        self.bn2 = normalization(outputs, batch_norm)
+        self.shortcut = shortcut(inputs, outputs, stride, batch_norm)
+        self.halved = halved
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = F.relu(self.bn1(self.conv1(x)))
+        both = self.bn2(self.conv2(inner)) + self.shortcut(x)
+        return F.relu(both / 2 if self.halved else both)

@@ -10,24 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from experiments.models._parts import ImageData, convolution, normalization, shortcut
+from experiments.models._parts import BasicBlock, ImageData, convolution, normalization
 from experiments.models.normalize import Normalize
-
-
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions, and the sum of their output and the input."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int, batch_norm: bool) -> None:
-        super().__init__()
-        self.conv1 = convolution(inputs, outputs, 3, stride)
-        self.bn1 = normalization(outputs, batch_norm)
-        self.conv2 = convolution(outputs, outputs, 3)
-        self.bn2 = normalization(outputs, batch_norm)
-        self.shortcut = shortcut(inputs, outputs, stride, batch_norm)
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(inner)) + self.shortcut(x))
 
 
 class Root(nn.Module):

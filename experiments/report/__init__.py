@@ -44,7 +44,7 @@ def write(
     """
     # What renders is imported here: the tables import this package for their captions alone.
     from experiments.report import _charts, _html, _markdown
-    from spectralclip._atomic import write_texts
+    from spectralclip._common import write_texts
 
     if experiments is None:
         from experiments import registry

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from spectralclip.report._library import missing
+from spectralclip.report._render import missing
 
 CONFIG: dict[str, Any] = {
     "background": None,

@@ -12,7 +12,7 @@ from experiments.experiment import Chart, Table
 from experiments.report import _charts
 from experiments.report._markdown import METHOD, claim_row
 from experiments.report._page import HEADER, Judged, Page, Part
-from spectralclip.report._library import missing
+from spectralclip.report._render import missing
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from experiments.experiment import Chart, Table
+from experiments.judging.verdicts import RULE
 from experiments.report._page import HEADER, Judged, Page, Part
-from experiments.verdicts import RULE
 
 CHARTS = "charts"
 METHOD = f"Claims that compare methods share one rule, the *rule for comparisons*: {RULE}"

@@ -17,8 +17,8 @@ from experiments.engine.sources import sources_digest
 from experiments.engine.surroundings import commit
 from experiments.engine.work import error_line
 from experiments.training.config import TrainConfig
-from experiments.training.team import Team
-from spectralclip._atomic import replacing
+from experiments.training.process_group import ProcessGroup
+from spectralclip._common import replacing
 
 NAME = "checkpoint.pt"
 # Of these an error says that they differ, and not how: they are long, and tell a reader nothing.
@@ -33,22 +33,22 @@ class Checkpoint:
     Attributes:
         folder: For its file.
         config: Of the run.
-        team: The processes that do it.
+        group: The processes that do it.
         threads: Of each of them.
     """
 
     folder: Path
     config: TrainConfig
-    team: Team
+    group: ProcessGroup
     threads: int
 
     def save(self, state: dict[str, Any]) -> None:
         """Write the state; the first process does, and the others wait for it."""
-        if self.team.rank == 0:
+        if self.group.rank == 0:
             self.folder.mkdir(parents=True, exist_ok=True)
             with replacing(self.folder / NAME) as file:
                 torch.save({"origin": self._origin(), **state}, file)
-        self.team.wait()
+        self.group.wait()
 
     def load(self) -> dict[str, Any] | None:
         """The state that was written, if there is one.
@@ -81,9 +81,9 @@ class Checkpoint:
             "state of the sources": sources_digest(),
             "version of torch": str(torch.__version__),
             "version of numpy": np.__version__,
-            "number of processes": self.team.size,
+            "number of processes": self.group.size,
             "number of threads": self.threads,
-            "kind of device": self.team.device.type,
+            "kind of device": self.group.device.type,
         }
 
 

@@ -12,8 +12,8 @@ from experiments import data as datasets
 from experiments import methods, models
 from experiments.attacks._numbers import not_negative, positive, whole
 from experiments.experiment import Config
+from experiments.measuring.norms import Measure
 from experiments.models.small import SETTINGS
-from experiments.norms import Measure
 
 Optimizer = Literal["sgd", "adam"]
 Protocol = Literal["pixels", "paper", "both"]

@@ -12,7 +12,7 @@ from experiments.attacks import carlini_wagner_l2, pgd_linf, robust_accuracy
 from experiments.attacks._inputs import Protocol
 from experiments.training.batches import generator, pixels
 from experiments.training.config import TrainConfig
-from experiments.training.team import Team
+from experiments.training.process_group import ProcessGroup
 
 if TYPE_CHECKING:
     from experiments.data import Dataset
@@ -22,14 +22,16 @@ Judge = Callable[[Tensor, Tensor, int], int]
 Attack = Callable[[Tensor, Tensor, int], Tensor]
 
 
-def test_accuracy(model: nn.Module, data: Dataset, config: TrainConfig, team: Team) -> float:
+def test_accuracy(
+    model: nn.Module, data: Dataset, config: TrainConfig, group: ProcessGroup
+) -> float:
     """The share of test images that a model in evaluation mode gets right."""
 
     @torch.no_grad()
     def judge(images: Tensor, labels: Tensor, chunk: int) -> int:
         return int((model(images).argmax(1) == labels).sum())
 
-    return _share(judge, data, config, team, len(data.test_images), TEST_BATCH)
+    return _share(judge, data, config, group, len(data.test_images), TEST_BATCH)
 
 
 def attacked_accuracy(
@@ -38,7 +40,7 @@ def attacked_accuracy(
     model: nn.Module,
     data: Dataset,
     config: TrainConfig,
-    team: Team,
+    group: ProcessGroup,
     say: Callable[[float], None],
 ) -> float | None:
     """The share of the first test images that stay right under an attack; None if there is none.
@@ -49,7 +51,7 @@ def attacked_accuracy(
         model: In evaluation mode.
         data: Its test images are attacked.
         config: With the attack's settings.
-        team: The processes share the images.
+        group: The processes share the images.
         say: Called with the share that is done.
     """
     settings = dict((config.attacks or {}).get(name) or {})
@@ -65,7 +67,7 @@ def attacked_accuracy(
         say((chunk + 1) * ATTACK_BATCH / images)
         return round(robust_accuracy(model, batch, moved, labels) * len(batch))
 
-    return _share(judge, data, config, team, images, ATTACK_BATCH)
+    return _share(judge, data, config, group, images, ATTACK_BATCH)
 
 
 def _attack(
@@ -89,12 +91,12 @@ def _attack(
 
 
 def _share(
-    judge: Judge, data: Dataset, config: TrainConfig, team: Team, images: int, batch: int
+    judge: Judge, data: Dataset, config: TrainConfig, group: ProcessGroup, images: int, batch: int
 ) -> float:
     """The share of the first images that are judged to be right, chunk by chunk."""
     right = 0
-    for chunk in range(team.rank, -(-images // batch), team.size):
+    for chunk in range(group.rank, -(-images // batch), group.size):
         part = slice(chunk * batch, min((chunk + 1) * batch, images))
-        inputs = pixels(data.test_images[part], config, team.device)
-        right += judge(inputs, data.test_labels[part].to(team.device), chunk)
-    return team.total([right])[0] / images
+        inputs = pixels(data.test_images[part], config, group.device)
+        right += judge(inputs, data.test_labels[part].to(group.device), chunk)
+    return group.total([right])[0] / images

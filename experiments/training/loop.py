@@ -16,13 +16,13 @@ from torch.nn import functional
 from experiments import methods
 from experiments.attacks._inputs import Protocol as AttackProtocol
 from experiments.experiment import Config, Context, Result
-from experiments.norms import true_norms
+from experiments.measuring.norms import true_norms
 from experiments.training.batches import batches, count, pixels
 from experiments.training.board import Board
 from experiments.training.config import ATTACKS, TrainConfig
 from experiments.training.evaluate import attacked_accuracy, test_accuracy
+from experiments.training.process_group import ProcessGroup
 from experiments.training.run import Run, prepared
-from experiments.training.team import Team
 from spectralclip import Attachment
 
 # Of the progress bar, where there are attacks.
@@ -59,10 +59,10 @@ def train(config: Config, context: Context) -> Result:
     """
     settings = TrainConfig.of(config)
     with _surroundings(context):
-        team = Team.joined(context.device)
-        run = prepared(settings, context, team)
+        group = ProcessGroup.joined(context.device)
+        run = prepared(settings, context, group)
         run.resume()
-        board = Board(context.scratch.name, len(run.epochs) + 1) if team.rank == 0 else None
+        board = Board(context.scratch.name, len(run.epochs) + 1) if group.rank == 0 else None
         while len(run.epochs) < settings.epochs:
             run.epochs.append(_epoch(run))
             run.save()
@@ -91,28 +91,28 @@ def _surroundings(context: Context) -> Iterator[None]:
 
 def _epoch(run: Run) -> dict[str, Any]:
     """Train for one more epoch, and measure."""
-    config, team, epoch = run.config, run.team, len(run.epochs)
-    for group in run.optimizer.param_groups:
-        group["lr"] = config.rate(epoch)
+    config, group, epoch = run.config, run.group, len(run.epochs)
+    for parameters in run.optimizer.param_groups:
+        parameters["lr"] = config.rate(epoch)
     run.wrapped.train()
-    steps = count(config, len(run.data.train_images), team.size)
+    steps = count(config, len(run.data.train_images), group.size)
     losses, right, seen = 0.0, 0.0, 0.0
-    clock = _clock(team.device)
+    clock = _clock(group.device)
     start = clock()
-    for index, batch in enumerate(batches(run.data, config, epoch, team.size)):
+    for index, batch in enumerate(batches(run.data, config, epoch, group.size)):
         loss, hits, images = _step(run, *batch, f"epoch {epoch + 1}, batch {index + 1}")
         losses, right, seen = losses + loss, right + hits, seen + images
         run.say((epoch + (index + 1) / steps) / config.epochs * _training_share(config), "training")
     run.seconds.append(clock() - start)
-    losses, right, seen = team.total([losses, right, seen])
-    team.agree_on_buffers(run.model)
+    losses, right, seen = group.total([losses, right, seen])
+    group.agree_on_buffers(run.model)
     _require_finite(run)
     run.model.eval()
     return {
         "epoch": epoch + 1,
         "loss": losses / seen,
         "train_accuracy": right / seen,
-        "test_accuracy": test_accuracy(run.model, run.data, config, team),
+        "test_accuracy": test_accuracy(run.model, run.data, config, group),
         "norms": true_norms(run.model, run.layers),
         "tracked": {n: float(x) for each in run.attachments for n, x in each.norms().items()},
     }
@@ -120,19 +120,19 @@ def _epoch(run: Run) -> dict[str, Any]:
 
 def _step(run: Run, images: Tensor, labels: Tensor, where: str) -> tuple[float, int, int]:
     """One step of the optimizer: the summed loss, the hits, and the images of this process."""
-    config, team, whole = run.config, run.team, len(labels)
-    images, labels = team.share(images, labels)
-    inputs, labels = pixels(images, config, team.device), labels.to(team.device)
+    config, group, whole = run.config, run.group, len(labels)
+    images, labels = group.share(images, labels)
+    inputs, labels = pixels(images, config, group.device), labels.to(group.device)
     run.optimizer.zero_grad(set_to_none=True)
-    with torch.autocast(team.device.type, dtype=torch.bfloat16, enabled=config.amp):
+    with torch.autocast(group.device.type, dtype=torch.bfloat16, enabled=config.amp):
         scores = run.wrapped(inputs)
         summed = functional.cross_entropy(scores.float(), labels, reduction="sum")
     # Processes average their gradients, and their shares of a batch may differ by an image.
-    loss = summed * (team.size / whole)
+    loss = summed * (group.size / whole)
     for attachment in run.attachments:
         loss = loss + attachment.penalty()
     # The sum of all processes: if one of them alone gave up, the others would wait for it.
-    (value,) = team.total([float(loss.detach())])
+    (value,) = group.total([float(loss.detach())])
     if not math.isfinite(value):
         raise TrainingDiverged(f"the loss is {value} at {where}{_remedy(run)}")
     loss.backward()
@@ -169,7 +169,7 @@ def _training_share(config: TrainConfig) -> float:
 
 def _finished(run: Run) -> Result:
     """Make the model plain, and attack it."""
-    config, team, model = run.config, run.team, run.model
+    config, group, model = run.config, run.group, run.model
     model.eval()
     norms = run.epochs[-1]["norms"] if run.layers else true_norms(model, run.at_the_end)
     ours = methods.is_ours(config.method)
@@ -177,7 +177,7 @@ def _finished(run: Run) -> Result:
         _end(attachment, finalize=ours)
     final = true_norms(model, run.at_the_end) if ours else None
     model.eval().requires_grad_(False)
-    accuracy = test_accuracy(model, run.data, config, team)
+    accuracy = test_accuracy(model, run.data, config, group)
     start = time.perf_counter()
     robust = _attacked(run)
     attacks = time.perf_counter() - start
@@ -218,7 +218,7 @@ def _attacked(run: Run) -> dict[str, Any]:
                 run.model,
                 run.data,
                 run.config,
-                run.team,
+                run.group,
                 partial(_say, run, name, place * len(ATTACKS) + number, total),
             )
             for number, name in enumerate(ATTACKS)

@@ -13,11 +13,11 @@ from torch import nn
 from experiments import data as datasets
 from experiments import methods, models
 from experiments.experiment import Context
-from experiments.norms import layers_to_measure
+from experiments.measuring.norms import layers_to_measure
 from experiments.training.batches import pixels
 from experiments.training.checkpoint import Checkpoint
 from experiments.training.config import TrainConfig
-from experiments.training.team import Team
+from experiments.training.process_group import ProcessGroup
 from spectralclip import Attachment, FoundLayer, attach
 
 
@@ -28,7 +28,7 @@ class Run:
     Attributes:
         config: Its configuration.
         context: Where it runs.
-        team: The processes that train it.
+        group: The processes that train it.
         data: Images and labels.
         model: The bare network.
         wrapped: What batches go through.
@@ -43,7 +43,7 @@ class Run:
 
     config: TrainConfig
     context: Context
-    team: Team
+    group: ProcessGroup
     data: datasets.Dataset
     model: nn.Module
     wrapped: nn.Module
@@ -63,13 +63,13 @@ class Run:
 
     def say(self, share: float, words: str) -> None:
         """Report progress; one process does for all."""
-        if self.team.rank == 0:
+        if self.group.rank == 0:
             self.context.say(share, words)
 
     @property
     def checkpoint(self) -> Checkpoint:
         """Where it is put aside."""
-        return Checkpoint(self.context.scratch, self.config, self.team, self.context.threads)
+        return Checkpoint(self.context.scratch, self.config, self.group, self.context.threads)
 
     def save(self) -> None:
         """Put the run aside."""
@@ -96,7 +96,7 @@ class Run:
         self._before = state["elapsed"]
 
 
-def prepared(config: TrainConfig, context: Context, team: Team) -> Run:
+def prepared(config: TrainConfig, context: Context, group: ProcessGroup) -> Run:
     """A run at its beginning: data, network, optimizer and methods."""
     loaded = datasets.load(config.dataset, context.data)
     data = datasets.subset(loaded, config.train_images, config.test_images, seed=config.seed)
@@ -107,27 +107,27 @@ def prepared(config: TrainConfig, context: Context, team: Team) -> Run:
         dataset=data,
         seed=config.seed,
         setting=config.setting,
-    ).to(team.device)
+    ).to(group.device)
     if config.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    model = team.with_common_statistics(model)
-    example = pixels(data.train_images[:2], config, team.device)
+    model = group.with_common_statistics(model)
+    example = pixels(data.train_images[:2], config, group.device)
     # All of these while the model is plain: methods may rename what it is made of.
     parameters = sum(parameter.numel() for parameter in model.parameters())
     layers = layers_to_measure(model, example, config.measure)
     at_the_end = layers or layers_to_measure(model, example, "layers")
     optimizer = _optimizer(model, config)
     attachments = [
-        attach(method, model, example, optimizer, max_norm=config.max_norm, seed=config.seed)
+        attach(model, optimizer, example, method=method, max_norm=config.max_norm, seed=config.seed)
         for method in methods.get(config.method, batch_norm=config.batch_norm)
     ]
     return Run(
         config=config,
         context=context,
-        team=team,
+        group=group,
         data=data,
         model=model,
-        wrapped=team.wrapped(model),
+        wrapped=group.wrapped(model),
         optimizer=optimizer,
         attachments=attachments,
         layers=layers,

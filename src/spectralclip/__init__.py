@@ -1,66 +1,68 @@
 """Extract, bound and clip the spectrum of implicitly linear layers, in PyTorch."""
 
+from importlib import import_module
 from importlib.metadata import version
+from types import ModuleType
 
 from spectralclip import methods
-from spectralclip._affine import NotAffineError
-from spectralclip._attachment import Attachment, NormEstimate
-from spectralclip._audit import Audit, Comparison, LayerAudit, audit
-from spectralclip._bounds import Interval, norm_bounds
-from spectralclip._check import check_affine
-from spectralclip._clip import ClipResult, clip_
-from spectralclip._clip_model import clip_model_
-from spectralclip._exact import Exact
-from spectralclip._layers import FoundLayer, find_layers, skipped_layers
+from spectralclip._audit import Audit, AuditComparison, LayerAudit, audit
+from spectralclip._bounds import Interval, norm_bounds, norm_bounds_all_sizes
+from spectralclip._clipping import ClipResult, clip_, clip_model_, set_spectrum_
 from spectralclip._lipschitz import (
     NetworkBound,
-    Step,
-    Unbounded,
     certified_radius,
     jacobian_operator,
     lipschitz_bounds,
 )
-from spectralclip._meeting import DisagreementError
-from spectralclip._method import Keeper, Method, NormWarning
-from spectralclip._operator import LinearOperator, as_operator
-from spectralclip._reshape import set_spectrum_
-from spectralclip._solvers import Lanczos, PowerQR, Solver
-from spectralclip._svds import (
+from spectralclip._models import FoundLayer, find_layers, skipped_layers
+from spectralclip._operators import LinearOperator, NotAffineError, as_operator, check_affine
+from spectralclip._spectrum import (
     ConvergenceWarning,
+    Exact,
+    Lanczos,
+    PowerQR,
+    Solver,
     Spectrum,
     singular_values,
     spectral_norm,
     svds,
 )
-from spectralclip._train import attach
-from spectralclip.digits import load_digits
+from spectralclip._training import (
+    Attachment,
+    DisagreementError,
+    Method,
+    MethodState,
+    NormEstimate,
+    NormWarning,
+    Sharing,
+    attach,
+)
 
 __version__ = version("spectralclip")
 
 __all__ = [
     "Attachment",
     "Audit",
+    "AuditComparison",
     "ClipResult",
-    "Comparison",
     "ConvergenceWarning",
     "DisagreementError",
     "Exact",
     "FoundLayer",
     "Interval",
-    "Keeper",
     "Lanczos",
     "LayerAudit",
     "LinearOperator",
     "Method",
+    "MethodState",
     "NetworkBound",
     "NormEstimate",
     "NormWarning",
     "NotAffineError",
     "PowerQR",
+    "Sharing",
     "Solver",
     "Spectrum",
-    "Step",
-    "Unbounded",
     "as_operator",
     "attach",
     "audit",
@@ -71,12 +73,24 @@ __all__ = [
     "find_layers",
     "jacobian_operator",
     "lipschitz_bounds",
-    "load_digits",
     "methods",
     "norm_bounds",
+    "norm_bounds_all_sizes",
     "set_spectrum_",
     "singular_values",
     "skipped_layers",
     "spectral_norm",
     "svds",
 ]
+
+# Errors, tracebacks and pickles name these classes by where users find them.
+for _name in __all__:
+    if isinstance(globals()[_name], type):
+        globals()[_name].__module__ = __name__
+
+
+def __getattr__(name: str) -> ModuleType:
+    # The demo, with its digits, is imported when it is asked for.
+    if name == "demo":
+        return import_module("spectralclip.demo")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from spectralclip._amx import needed
+from spectralclip._common import needed
 
 
 def main() -> int:

@@ -1,9 +1,8 @@
 """The network as a whole: a bound on its Lipschitz constant, and its local norms."""
 
-from spectralclip._lipschitz._bounds import lipschitz_bounds
-from spectralclip._lipschitz._jacobian import jacobian_operator
-from spectralclip._lipschitz._radius import certified_radius
-from spectralclip._lipschitz._result import NetworkBound, Step, Unbounded
+from spectralclip._lipschitz.bounds import lipschitz_bounds, network_bound
+from spectralclip._lipschitz.jacobian import jacobian_operator
+from spectralclip._lipschitz.result import NetworkBound, Step, Unbounded, certified_radius
 
 __all__ = [
     "NetworkBound",
@@ -12,4 +11,5 @@ __all__ = [
     "certified_radius",
     "jacobian_operator",
     "lipschitz_bounds",
+    "network_bound",
 ]

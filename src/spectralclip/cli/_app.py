@@ -18,7 +18,8 @@ import typer
 
 from spectralclip import __version__
 from spectralclip._audit import audit as audit_model
-from spectralclip._audit._estimates import compare_estimates
+from spectralclip._audit import compare_estimates
+from spectralclip._common import FINE
 from spectralclip.cli import _output, _weights_file
 from spectralclip.cli._clip_file import clip_checkpoint_, require_output
 from spectralclip.cli._guard import Commands, guarded
@@ -34,7 +35,6 @@ from spectralclip.cli._options import (
     COMPOSE,
     DEMO_EXAMPLES,
     EXIT_CODES,
-    FINE,
     Batch,
     Certify,
     Compose,
@@ -63,7 +63,7 @@ from spectralclip.cli._steps import (
     require_outputs,
     write_result,
 )
-from spectralclip.methods._stated import estimators
+from spectralclip.methods import estimators
 
 app = typer.Typer(
     name="spectralclip",
@@ -111,7 +111,7 @@ def audit(
     fail_above: Limit = None,
     fail_on: FailOnWhat = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Singular values for each layer.")] = 10,
-    rtol: Annotated[float, typer.Option(help="Relative width of the intervals.")] = 0.01,
+    tol: Annotated[float, typer.Option(help="Relative width of the intervals.")] = 0.01,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Only bounds that rest on no probability.")
     ] = False,
@@ -157,7 +157,7 @@ def audit(
         source.model,
         example,
         k=k,
-        rtol=rtol,
+        tol=tol,
         deterministic=deterministic,
         lipschitz=lipschitz,
         workers=workers,
@@ -193,7 +193,7 @@ def clip(
     compose: Annotated[
         Compose,
         typer.Option(
-            help="Bound a layer together with the batch norm behind it (norms), all layers that "
+            help="Bound a layer together with the following batch norm (norms), all layers that "
             "directly follow each other (chains), or each by itself (none)."
         ),
     ] = Compose.norms,
@@ -284,9 +284,9 @@ def demo(
     quick: Annotated[bool, typer.Option("--quick", help="Train for a moment only.")] = False,
 ) -> None:
     """Train small networks on real digits with and without clipping, attack and audit them."""
-    from spectralclip import demo as demonstration
+    from spectralclip.demo.tour import FOLDER, run
 
-    demonstration.run(output or demonstration.FOLDER, seed, quick)
+    run(output or FOLDER, seed, quick)
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -12,24 +12,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from spectralclip._atomic import require_writable
-from spectralclip._clip import ClipResult
-from spectralclip._clip_model import clip_found_layers_, layer_targets
-from spectralclip._forward_pass import unwrapped
-from spectralclip._layers import Compose, ExampleInputs, FoundLayer, find_layers
-from spectralclip._svds import spectral_norm
+from spectralclip._clipping import ClipResult, clip_found_layers_, layer_targets
+from spectralclip._common import require_writable
+from spectralclip._models import Compose, ExampleInputs, FoundLayer, find_layers, unwrapped
+from spectralclip._spectrum import spectral_norm
 from spectralclip.cli import _weights_file
 from spectralclip.cli._problems import Problem, cannot, listed
 from spectralclip.cli._weights_file import Checkpoint, Fit
 
 
 def require_output(source: Path, target: Path, *, overwrite: bool) -> None:
-    """Refuse, before any work, a file that may not or cannot be written.
-
-    Raises:
-        Problem: It is the input or another file, and `overwrite` is not set; it is of another
-            format; or nothing can be written there.
-    """
+    """Refuse, before any work, a file that may not or cannot be written."""
     safe = ".safetensors"
     if (source.suffix == safe) != (target.suffix == safe):
         raise Problem(
@@ -57,21 +50,7 @@ def clip_checkpoint_(
     compose: Compose = True,
     **options: Any,
 ) -> dict[str, ClipResult]:
-    """Clip the layers whose weights are in the checkpoint, in the model and in the checkpoint.
-
-    Args:
-        model: The model, with the checkpoint loaded.
-        example_inputs: What it is called with.
-        checkpoint: Receives the clipped weights, in the type that it keeps each of them in.
-        fit: What `load_` gave.
-        max_norm: The bound.
-        layers: Patterns of names, such as "layer1.*"; all layers by default.
-        compose: As for `clip_model_`.
-        options: Passed on to `clip_`: tol, exact, certify, generator.
-
-    Returns:
-        What happened, by name; norms after clipping are those of the weights as stored.
-    """
+    """Clip the layers whose weights are in the checkpoint, in the model and in the checkpoint."""
     found = find_layers(model, example_inputs, compose)
     chosen = {name for name in found if not layers or any(_fits(name, p) for p in layers)}
     if not chosen:

@@ -19,19 +19,12 @@ _DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32"
 @final
 @dataclass(frozen=True)
 class InputSpec:
-    """One argument of a model.
+    """One argument of a model."""
 
-    Attributes:
-        name: The keyword it is given by; empty for a positional one.
-        shape: Its shape without the batch.
-        dtype: Its type; None for that of the model.
-        below: What integers stay below; None for what the model's embeddings allow.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype | None = None
-    below: int | None = None
+    name: str  # the keyword it is given by; empty for a positional one
+    shape: tuple[int, ...]  # its shape without the batch
+    dtype: torch.dtype | None = None  # its type; None for that of the model
+    below: int | None = None  # what integers stay below; None for what the model's embeddings allow
 
 
 def parse_input(text: str) -> InputSpec:

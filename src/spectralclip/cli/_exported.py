@@ -1,16 +1,16 @@
-"""Exported programs with their layers as modules again.
+"""Exported programs as models whose layers are modules again.
 
-`torch.export` keeps operations and weights, and no modules: where a network had a `Conv2d`, its
-program calls `aten.conv2d` with `stem.0.weight`. Layers are looked for among modules, so each such
-operation is put back into one, under the name that its weight tells.
+`torch.export` keeps operations and weights, and no modules. `torch.export.unflatten` puts back the
+hierarchy, so that the operations of each former module are a module of their own under its name.
+Where these are one layer that torch has a type for, a module of that type takes its place, since
+more is known of it: a convolution has symbols, and a batch norm can be told from other layers.
 """
 
 from __future__ import annotations
 
-import itertools
 import operator
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,41 +30,48 @@ def load_program(path: Path) -> tuple[nn.Module, tuple[Any, ...] | None]:
     """A saved program as a model, and the example inputs it was exported with.
 
     The loader of exported programs can be made to run code: only for files that are trusted.
-
-    Raises:
-        Problem: It cannot be read.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch, about its own ways
             program = torch.export.load(path)
-            model = program.module()
+            model = torch.export.unflatten(program)
     except Exception as error:
         raise Problem(
             f"{path}: expected an exported program of torch.export.save, but it cannot be loaded "
             f"({one_line(error)})."
         ) from error
+    model.check_input_constraints = False  # it would insist on the size of the example's batch
+    for holder in list(model.modules()):
+        for name, part in list(holder.named_children()):
+            layer = _layer(part)
+            if layer is not None:
+                setattr(holder, name, layer)
     args, kwargs = program.example_inputs or ((), {})
-    return with_modules(model), tuple(args) if args and not kwargs else None
+    return model, tuple(args) if args and not kwargs else None
 
 
-def with_modules(program: fx.GraphModule) -> fx.GraphModule:
-    """The same program, in which dense layers, convolutions and norms are modules.
-
-    It is changed in place. Weights keep their names; one that does not belong to a module of
-    its own gets one beside it, which holds the same parameter.
-    """
-    made: dict[str, tuple[nn.Module, str]] = {}
-    for node in list(program.graph.nodes):
-        if node.op == "call_module" and node.target == "_guards_fn":
-            program.graph.erase_node(node)  # it would insist on the size of the example's batch
-        elif node.op == "call_function" and _name(node) in _LAYERS:
-            _replace(program, node, made)
-    for parameters in program._forward_pre_hooks, program._forward_hooks:
-        parameters.clear()  # the same, in older versions
-    program.graph.eliminate_dead_code()
-    program.recompile()
-    return program
+def _layer(module: nn.Module) -> nn.Module | None:
+    """The layer that a module's operations are; None where they are something else."""
+    graph = getattr(module, "graph", None)
+    nodes = list(graph.nodes) if isinstance(graph, fx.Graph) else []
+    calls = [n for n in nodes if n.op == "call_function" and n.target is not operator.getitem]
+    make = _LAYERS.get(_name(calls[-1])) if calls else None
+    if make is None or len(calls) > 2 or any(n.op == "call_module" for n in nodes):
+        return None
+    arguments = _arguments(module, calls[-1])
+    source = arguments["input"] if "input" in arguments else arguments["indices"]
+    if not isinstance(arguments.get("weight"), nn.Parameter):
+        return None
+    layer = make({**arguments, "example": source.meta.get("val")})
+    if layer is None or (len(calls) == 2 and not _take_in_padding(layer, calls[0], source)):
+        return None
+    for name in dict(layer.named_parameters()):
+        layer._parameters[name] = arguments[name]
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        if name in layer._buffers:
+            layer._buffers[name] = arguments.get(name, module._buffers.get(name))
+    return layer.eval()
 
 
 def _name(node: fx.Node) -> str:
@@ -72,142 +79,57 @@ def _name(node: fx.Node) -> str:
     return str(schema.name).removeprefix("aten::") if schema is not None else ""
 
 
-def _replace(
-    program: fx.GraphModule, node: fx.Node, made: dict[str, tuple[nn.Module, str]]
-) -> None:
-    """Put a module in the place of one operation, if its weights are parameters."""
-    arguments = _arguments(program, node)
-    if not isinstance(arguments.get("weight"), nn.Parameter):
-        return
-    example = _source(node).meta.get("val")
-    module = _LAYERS[_name(node)]({**arguments, "example": example})
-    if module is None:
-        return
-    source = _taken_in_padding(_source(node), module)
-    weight = cast(fx.Node, _argument_nodes(node)["weight"])
-    name = _place(program, module, str(weight.target), made)
-    with program.graph.inserting_before(node):
-        call = program.graph.call_module(name, (source,))
-    call.meta = dict(node.meta)
-    for user in list(node.users) if _gives_several(node) else ():
-        if user.target is operator.getitem and user.args[1] == 0:
-            user.replace_all_uses_with(call)
-            program.graph.erase_node(user)
-    node.replace_all_uses_with(call)
-    program.graph.erase_node(node)
-
-
-def _gives_several(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), (tuple, list))
-
-
-def _argument_nodes(node: fx.Node) -> Arguments:
-    """The arguments of an operation by name, defaults included."""
+def _arguments(module: nn.Module, node: fx.Node) -> Arguments:
+    """The arguments of an operation by name, defaults included, and weights as they are."""
     schema = cast(Any, node.target)._schema
     given = dict(zip((one.name for one in schema.arguments), node.args, strict=False))
     defaults = {one.name: one.default_value for one in schema.arguments}
-    return {**defaults, **given, **node.kwargs}
-
-
-def _arguments(program: fx.GraphModule, node: fx.Node) -> Arguments:
-    """The same, with weights in the place of the nodes that fetch them."""
 
     def value(one: Any) -> Any:
         fetched = isinstance(one, fx.Node) and one.op == "get_attr"
-        return operator.attrgetter(str(one.target))(program) if fetched else one
+        return operator.attrgetter(str(one.target))(module) if fetched else one
 
-    return {name: value(one) for name, one in _argument_nodes(node).items()}
-
-
-def _source(node: fx.Node) -> fx.Node:
-    """The input of a layer; embeddings name it otherwise, and second."""
-    nodes = _argument_nodes(node)
-    return cast(fx.Node, nodes["input"] if "input" in nodes else nodes["indices"])
+    return {name: value(one) for name, one in {**defaults, **given, **node.kwargs}.items()}
 
 
-def _taken_in_padding(source: fx.Node, module: nn.Module) -> Any:
-    """What the layer reads: what an operation before it pads, where the layer can pad itself."""
-    if _name(source) != "pad" or len(source.users) != 1:
-        return source
-    pad = _argument_nodes(source)
-    dims = len(getattr(module, "kernel_size", ()))
-    widths = list(pad["pad"])
-    plain = isinstance(module, tuple(_CONVS.values())) and not any(cast(Any, module).padding)
-    symmetric = len(widths) == 2 * dims and widths[::2] == widths[1::2]
-    if not plain or not symmetric or pad["mode"] not in ("reflect", "replicate", "circular"):
-        return source
-    conv = cast(nn.Conv2d, module)
-    conv.padding = tuple(reversed(widths[::2]))
-    conv.padding_mode = pad["mode"]
+def _take_in_padding(layer: nn.Module, node: fx.Node, source: fx.Node) -> bool:
+    """Let a convolution pad by itself what an operation before it pads, if it can."""
+    if _name(node) != "pad" or source is not node or not isinstance(layer, tuple(_CONVS.values())):
+        return False
+    pad = _arguments(layer, node)
+    conv, widths = cast(nn.Conv2d, layer), list(pad["pad"])
+    symmetric = len(widths) == 2 * len(conv.kernel_size) and widths[::2] == widths[1::2]
+    if (
+        any(conv.padding)
+        or not symmetric
+        or pad["mode"] not in ("reflect", "replicate", "circular")
+    ):
+        return False
+    conv.padding, conv.padding_mode = tuple(reversed(widths[::2])), pad["mode"]
     conv._reversed_padding_repeated_twice = widths
-    return source.args[0]
+    return True
 
 
-def _place(
-    program: fx.GraphModule, module: nn.Module, weight: str, made: dict[str, tuple[nn.Module, str]]
-) -> str:
-    """Put the module where its weight is, or beside it, and tell its name."""
-    if weight in made and repr(made[weight][0]) == repr(module):
-        return made[weight][1]  # the same layer, used again
-    holder, _, own = weight.rpartition(".")
-    at_home = own == "weight" and holder and weight not in made
-    name = holder if at_home else _free_name(program, f"{weight}_{type(module).__name__.lower()}")
-    if at_home:
-        _keep_the_rest(program.get_submodule(holder), module)
-    parent, _, last = name.rpartition(".")
-    setattr(program.get_submodule(parent), last, module)
-    made[weight] = made.get(weight, (module, name))
-    return name
+# --- One maker for each operation, on no device ----------------------------------------------
 
 
-def _free_name(program: fx.GraphModule, name: str) -> str:
-    taken = {name for name, _ in program.named_modules()}
-    numbered = (f"{name}_{number}" for number in itertools.count(2))
-    return next(one for one in (name, *itertools.islice(numbered, len(taken))) if one not in taken)
-
-
-def _keep_the_rest(old: nn.Module, new: nn.Module) -> None:
-    """Give the new module what else the old one held."""
-    for name, child in old.named_children():
-        setattr(new, name, child)
-    for name, parameter in old.named_parameters(recurse=False):
-        if name not in dict(new.named_parameters(recurse=False)):
-            new.register_parameter(name, parameter)
-    for name, buffer in old.named_buffers(recurse=False):
-        new._buffers[name] = buffer
-
-
-# --- One maker for each operation ------------------------------------------------------------
-
-
-def _with(module: nn.Module, arguments: Arguments, names: Iterable[str]) -> nn.Module:
-    """The module, made on no device, with its real parameters and buffers."""
-    for name in names:
-        table = module._buffers if name in module._buffers else module._parameters
-        cast(dict[str, Any], table)[name] = arguments[name]
-    return module.eval()
-
-
-def _linear(arguments: Arguments) -> nn.Module | None:
+def _linear(arguments: Arguments) -> nn.Module:
     rows, columns = arguments["weight"].shape
-    return _with(nn.Linear(columns, rows, device="meta"), arguments, ("weight", "bias"))
+    return nn.Linear(columns, rows, arguments["bias"] is not None, device="meta")
 
 
-def _conv(arguments: Arguments) -> nn.Module | None:
+def _conv(arguments: Arguments) -> nn.Module:
     """A convolution or transposed one, from any of the ways in which torch calls them."""
     weight, groups = arguments["weight"], arguments["groups"]
     transposed = arguments.get("transposed", "output_padding" in arguments)
     first, second = weight.shape[0], weight.shape[1] * groups
-    options = {
-        name: _spread(arguments[name], weight.ndim - 2)
-        for name in ("stride", "padding", "dilation")
-    }
-    if transposed:
-        options["output_padding"] = _spread(arguments["output_padding"], weight.ndim - 2)
+    names = ("stride", "padding", "dilation", *(["output_padding"] if transposed else []))
+    options = {name: _spread(arguments[name], weight.ndim - 2) for name in names}
+    options |= {"groups": groups, "bias": arguments["bias"] is not None, "device": "meta"}
+    kind: Any = (_TRANSPOSED if transposed else _CONVS)[weight.ndim]
     sizes = (first, second) if transposed else (second, first)
-    kind = cast(Callable[..., nn.Module], (_TRANSPOSED if transposed else _CONVS)[weight.ndim])
-    module = kind(*sizes, tuple(weight.shape[2:]), groups=groups, device="meta", **options)
-    return _with(module, arguments, ("weight", "bias"))
+    module: nn.Module = kind(*sizes, tuple(weight.shape[2:]), **options)
+    return module
 
 
 def _spread(value: Any, dims: int) -> Any:
@@ -221,22 +143,20 @@ def _batch_norm(arguments: Arguments) -> nn.Module | None:
     ndim = getattr(arguments["example"], "ndim", None)
     if ndim not in _BATCH_NORMS or arguments["running_mean"] is None:
         return None
-    kind = cast(Callable[..., nn.Module], _BATCH_NORMS[ndim])
-    module = kind(len(arguments["weight"]), eps=arguments["eps"], device="meta")
-    module._buffers["num_batches_tracked"] = None  # the one of the program is kept, if any
-    return _with(module, arguments, ("weight", "bias", "running_mean", "running_var"))
+    kind: Any = _BATCH_NORMS[ndim]
+    module: nn.Module = kind(len(arguments["weight"]), eps=arguments["eps"], device="meta")
+    return module
 
 
-def _layer_norm(arguments: Arguments) -> nn.Module | None:
+def _layer_norm(arguments: Arguments) -> nn.Module:
+    bias = arguments["bias"] is not None
     shape = tuple(arguments["normalized_shape"])
-    module = nn.LayerNorm(shape, eps=arguments["eps"], device="meta")
-    return _with(module, arguments, ("weight", "bias"))
+    return nn.LayerNorm(shape, eps=arguments["eps"], bias=bias, device="meta")
 
 
-def _embedding(arguments: Arguments) -> nn.Module | None:
+def _embedding(arguments: Arguments) -> nn.Module:
     rows, columns = arguments["weight"].shape
-    module = nn.Embedding(rows, columns, device="meta")
-    return _with(module, arguments, ("weight",))
+    return nn.Embedding(rows, columns, device="meta")
 
 
 _LAYERS: dict[str, Callable[[Arguments], nn.Module | None]] = {

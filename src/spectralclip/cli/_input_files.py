@@ -32,28 +32,14 @@ _KINDS = (
 
 
 def in_bytes(gib: float | None) -> float | None:
-    """What `--max-file-size` says, in bytes.
-
-    Raises:
-        Problem: It is not a positive number.
-    """
+    """What `--max-file-size` says, in bytes."""
     if gib is not None and not gib > 0:
         raise Problem(f"{FLAG}: expected a positive number of GiB, or inf for no limit, got {gib}.")
     return None if gib is None else gib * GIB
 
 
 def require_regular(path: Path, what: str, limit: float, *, empty: bool = False) -> None:
-    """Refuse what is not a regular file within the limit, without opening it.
-
-    Args:
-        path: A path, which may be a link.
-        what: What it is for, to begin the message with.
-        limit: Bytes that it may have.
-        empty: Whether it may be empty.
-
-    Raises:
-        Problem: It is not there, something else than a file, empty or too large.
-    """
+    """Refuse what is not a regular file within the limit, without opening it."""
     try:
         found = os.stat(path)
     except OSError as error:
@@ -65,9 +51,6 @@ def open_regular(path: Path, what: str, limit: float) -> BinaryIO:
     """Open a regular file within the limit.
 
     The file that was opened is looked at once more: a path may mean something else by then.
-
-    Raises:
-        Problem: As for `require_regular`, or it cannot be read.
     """
     require_regular(path, what, limit)
     try:
@@ -85,12 +68,7 @@ def open_regular(path: Path, what: str, limit: float) -> BinaryIO:
 
 
 def read_text(path: Path, what: str, limit: float) -> str:
-    """A text file in UTF-8.
-
-    Raises:
-        Problem: As for `open_regular`, or it grows while it is read.
-        ValueError: It is not UTF-8.
-    """
+    """A text file in UTF-8."""
     with open_regular(path, what, limit) as file:
         size = os.fstat(file.fileno()).st_size
         try:
@@ -103,11 +81,7 @@ def read_text(path: Path, what: str, limit: float) -> str:
 
 
 def require_unpacked_size(file: BinaryIO, path: Path, what: str, limit: float) -> None:
-    """Refuse an archive whose members are larger than the limit once they are unpacked.
-
-    Raises:
-        Problem: They are.
-    """
+    """Refuse an archive whose members are larger than the limit once they are unpacked."""
     try:
         if not zipfile.is_zipfile(file):
             return

@@ -6,11 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from enum import Enum
 
-from spectralclip._audit._layer import LayerAudit
-from spectralclip._audit._left_out import NETWORK
-from spectralclip._audit._record import Audit
-from spectralclip._audit._table import at_least_zero
-from spectralclip._audit._text import shown_name, shown_reason
+from spectralclip._audit import NETWORK, Audit, LayerAudit, at_least_zero
+from spectralclip._common import shown_name, shown_reason
 from spectralclip.cli._problems import listed
 
 MOST = 5  # lines on what could not be certified

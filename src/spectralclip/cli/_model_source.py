@@ -27,17 +27,11 @@ FORMS = "module.path:factory, file.py:factory, timm:NAME, transformers:NAME_OR_D
 @final
 @dataclass(frozen=True)
 class Source:
-    """A model as the command line names it.
+    """A model as the command line names it."""
 
-    Attributes:
-        model: The model.
-        example: What it is called with, where the source says so.
-        random: Whether its weights are as they were initialized.
-    """
-
-    model: nn.Module
-    example: tuple[Any, ...] | None = None
-    random: bool = True
+    model: nn.Module  # the model
+    example: tuple[Any, ...] | None = None  # what it is called with, where the source says so
+    random: bool = True  # whether its weights are as they were initialized
 
 
 def load(
@@ -48,18 +42,7 @@ def load(
     has_weights: bool = False,
     limit: float | None = None,
 ) -> Source:
-    """The model that a MODEL argument means.
-
-    Args:
-        text: One of `FORMS`.
-        options: Arguments of the factory, or overrides of a configuration.
-        trust: Allow exported programs, whose loader can run code.
-        has_weights: Weights will be loaded from a file, so that none are needed now.
-        limit: Bytes that a file may have; by default what is usual for such a file.
-
-    Raises:
-        Problem: There is no such model, or it cannot be made.
-    """
+    """The model that a MODEL argument means."""
     own = file_of(text)
     if own is not None:
         usual = LARGEST_TEXT if own.suffix == ".py" else LARGEST_WEIGHTS
@@ -70,7 +53,7 @@ def load(
     library, _, rest = text.partition(":")
     if library in ("timm", "transformers"):
         if not rest:
-            raise Problem(f"MODEL {text!r}: expected a name behind '{library}:'.")
+            raise Problem(f"MODEL {text!r}: expected a name after '{library}:'.")
         if library == "timm":
             return _timm(rest, options)
         return _transformers(rest, options, has_weights, limit or LARGEST_WEIGHTS)

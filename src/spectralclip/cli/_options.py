@@ -13,7 +13,7 @@ from spectralclip.cli._input_files import FLAG, GIB, LARGEST_TEXT, LARGEST_WEIGH
 from spectralclip.cli._limits import FailOn
 from spectralclip.cli._model_source import FORMS
 
-FINE, ABOVE, BAD_INPUT, INTERRUPTED, NOBODY_READS, TERMINATED = 0, 1, 2, 130, 141, 143
+ABOVE = 1  # beside the exit codes that all commands have
 
 EXIT_CODES = """
 Exit codes: 0 fine; 1 not all that --fail-above looks at is certified to be within, and reports

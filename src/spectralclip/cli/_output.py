@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,15 +10,22 @@ from typing import TYPE_CHECKING, Any, TextIO, final
 
 from rich.console import Console
 
-from spectralclip._audit._estimates import EstimatedLayer, estimates_sheet
-from spectralclip._audit._table import Column, Sheet, plain_table, rich_table
-from spectralclip._audit._text import printable, shown_name
-from spectralclip._clip import ClipResult
+from spectralclip._audit import (
+    Column,
+    EstimatedLayer,
+    Sheet,
+    estimates_sheet,
+    plain_table,
+    rich_table,
+)
+from spectralclip._clipping import ClipResult
+from spectralclip._common import note as note
+from spectralclip._common import shown_name
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from spectralclip._audit._record import Audit, Comparison
+    from spectralclip._audit import Audit, AuditComparison
 
 CLIP_COLUMNS = (
     Column("layer", "left"),
@@ -42,7 +48,7 @@ class _Console(Console):
         raise BrokenPipe
 
 
-def show(result: Audit | Comparison) -> None:
+def show(result: Audit | AuditComparison) -> None:
     """Print an audit as a table."""
     _print(result.table, result.__str__)
 
@@ -82,11 +88,6 @@ def say(text: str) -> None:
         raise BrokenPipe from error
 
 
-def note(text: str) -> None:
-    """Tell the user, in one line, something that is not a part of the output."""
-    print(printable(text), file=sys.stderr, flush=True)
-
-
 @contextmanager
 def plain_warnings() -> Iterator[None]:
     """Show warnings as one line each, without the source line that they come from."""
@@ -119,9 +120,3 @@ def forgiving_encoding() -> Iterator[None]:
                 stack.callback(reconfigure, errors=stream.errors)
                 reconfigure(errors="replace")
         yield
-
-
-def abandon_output() -> None:
-    """Let the interpreter close an output that nobody reads without complaint."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())

@@ -4,22 +4,10 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from typing import final
 
-LONGEST = 400  # characters of a foreign message that are shown
+from spectralclip._common import Problem, cannot, one_line
 
-
-@final
-class Problem(Exception):
-    """Something that the user can put right: what it is, what was expected, what to do."""
-
-
-def one_line(error: BaseException) -> str:
-    """A foreign error's message on one line, or its type where it has none."""
-    text = " ".join(str(error).split())
-    if len(text) > LONGEST:
-        text = f"{text[:LONGEST]} ..."
-    return text or type(error).__name__
+__all__ = ["Problem", "cannot", "listed", "one_line", "raised"]
 
 
 def raised(error: BaseException) -> str:
@@ -36,8 +24,3 @@ def listed(names: Sequence[str], most: int = 5) -> str:
     shown = ", ".join(names[:most])
     more = len(names) - most
     return f"{shown} and {more} more" if more > 0 else shown
-
-
-def cannot(action: str, error: OSError) -> Problem:
-    """A file that cannot be read or written, as a problem."""
-    return Problem(f"cannot {action} {error.filename}: {error.strerror or one_line(error)}.")

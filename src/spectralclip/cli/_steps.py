@@ -15,12 +15,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
-from spectralclip._affine import evaluation_mode
-from spectralclip._amx import explained
-from spectralclip._atomic import require_writable, write_texts
-from spectralclip._audit._record import Audit
-from spectralclip._forward_pass import left_as_it_was, unwrapped
-from spectralclip._graph import tensors_in
+from spectralclip._audit import Audit
+from spectralclip._common import explained, require_writable, write_texts
+from spectralclip._models import in_evaluation, tensors_in, unwrapped
 from spectralclip.cli import _output, _weights_file
 from spectralclip.cli._example_inputs import SYNTAX, example_inputs, parse_input
 from spectralclip.cli._input_files import LARGEST_TEXT, LARGEST_WEIGHTS, read_text
@@ -28,7 +25,7 @@ from spectralclip.cli._model_source import Source, load, parse_options
 from spectralclip.cli._problems import Problem, cannot, listed, one_line
 
 if TYPE_CHECKING:
-    from spectralclip._audit._record import Comparison
+    from spectralclip._audit import AuditComparison
 
 STANDARD_OUTPUT = "-"
 
@@ -84,11 +81,7 @@ def load_weights_(
 
 
 def require_finite(model: nn.Module, origin: str) -> None:
-    """Refuse weights that have no norm.
-
-    Raises:
-        Problem: A parameter holds NaN or infinite values, or a buffer NaN.
-    """
+    """Refuse weights that have no norm."""
     bad = list(_not_finite(unwrapped(model)))
     if bad:
         raise Problem(
@@ -135,7 +128,7 @@ def get_example(
     args, kwargs = ((), example) if isinstance(example, Mapping) else (example, {})
     args, kwargs = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
     try:
-        with torch.no_grad(), evaluation_mode([source.model]), left_as_it_was(source.model):
+        with torch.no_grad(), in_evaluation(source.model):
             source.model(*args, **kwargs)
     except Exception as error:
         if (fault := explained(error)) is not None:
@@ -144,7 +137,7 @@ def get_example(
         raise Problem(
             f"MODEL {text!r} cannot be called with {shapes}: {type(error).__name__}: "
             f"{one_line(error)}. --input is the shape of one input without the batch, with :int64 "
-            "behind it for token ids."
+            "after it for token ids."
         ) from error
     return example
 
@@ -152,11 +145,7 @@ def get_example(
 def require_outputs(
     html: Path | None, json: str | None, inputs: Iterable[Path | None] = ()
 ) -> None:
-    """Find out before the work whether its result can be written, and over no file it is made of.
-
-    Raises:
-        Problem: It cannot.
-    """
+    """Find out before the work whether its result can be written, and over no input."""
     file = None if json == STANDARD_OUTPUT else json
     # Links are followed when files are written, so that two names may be one file.
     if html is not None and file is not None and _resolved(html) == _resolved(file):
@@ -171,11 +160,7 @@ def require_outputs(
 
 
 def require_no_input(what: str, path: Path | str, inputs: Iterable[Path | None]) -> None:
-    """Refuse to write over a file that is read, whatever names or links it is known by.
-
-    Raises:
-        Problem: It is one of the inputs.
-    """
+    """Refuse to write over a file that is read, whatever names or links it is known by."""
     for one in inputs:
         with contextlib.suppress(OSError):  # of a file that is not there
             if one is not None and os.path.samefile(path, one):
@@ -187,7 +172,7 @@ def _resolved(path: Path | str) -> str:
 
 
 def write_result(
-    result: Audit | Comparison, html: Path | None, json: str | None, notes: Sequence[str] = ()
+    result: Audit | AuditComparison, html: Path | None, json: str | None, notes: Sequence[str] = ()
 ) -> None:
     """Write what was asked for, all or nothing, and print the table or the JSON."""
     texts: dict[Any, str] = {}

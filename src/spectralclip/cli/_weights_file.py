@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from spectralclip._atomic import replacing
-from spectralclip._forward_pass import unwrapped
+from spectralclip._common import replacing
+from spectralclip._models import unwrapped
 from spectralclip.cli._input_files import (
     LARGEST_WEIGHTS,
     open_regular,
@@ -23,7 +23,6 @@ from spectralclip.cli._input_files import (
 )
 from spectralclip.cli._pickled import wanted_globals
 from spectralclip.cli._problems import Problem, listed, one_line
-from spectralclip.cli._tensor_kinds import why_unfit
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
 SUFFIXES = (".safetensors", *PICKLED)
@@ -37,19 +36,12 @@ PREFIXES = ("module.", "model.", "_orig_mod.")
 @final
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in memory.
+    """A checkpoint in memory."""
 
-    Attributes:
-        path: Where it was read from.
-        content: All that the file holds.
-        wrapper: The keys that lead from there to the weights.
-        metadata: What a safetensors file says of itself.
-    """
-
-    path: Path
-    content: Any
-    wrapper: tuple[str, ...] = ()
-    metadata: dict[str, str] | None = None
+    path: Path  # where it was read from
+    content: Any  # all that the file holds
+    wrapper: tuple[str, ...] = ()  # the keys that lead from there to the weights
+    metadata: dict[str, str] | None = None  # what a safetensors file says of itself
 
     @property
     def weights(self) -> Mapping[str, Any]:
@@ -68,22 +60,15 @@ class Checkpoint:
 @final
 @dataclass(frozen=True)
 class Fit:
-    """How the names of a checkpoint and those of a model go together.
+    """How the names of a checkpoint and those of a model go together."""
 
-    Attributes:
-        prefix: What the names of the checkpoint have in front of those of the model.
-        names: The model's name of each tensor of the checkpoint that fits.
-        mismatched: Tensors of another shape than the model's.
-        unfit: Tensors of another kind of number than the model's, or without plain values.
-        unexpected: Tensors that the model has no place for.
-        missing: Names of the model for which there is nothing.
-    """
-
-    prefix: str
-    names: dict[str, str]
-    mismatched: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
+    prefix: str  # what the names of the checkpoint have in front of those of the model
+    names: dict[str, str]  # the model's name of each tensor of the checkpoint that fits
+    mismatched: list[str] = field(default_factory=list)  # tensors of another shape than the model's
+    unexpected: list[str] = field(default_factory=list)  # tensors that the model has no place for
+    # Names of the model for which there is nothing
     missing: list[str] = field(default_factory=list)
+    # Tensors of another kind of number than the model's, or without plain values
     unfit: list[str] = field(default_factory=list)
 
     @property
@@ -99,16 +84,7 @@ class Fit:
 
 
 def read(path: Path, limit: float = LARGEST_WEIGHTS) -> Checkpoint:
-    """Read a checkpoint as data, never as code.
-
-    Args:
-        path: A `.safetensors` file, or a `.pt`, `.pth`, `.bin` or `.ckpt` file of `torch.save`.
-        limit: Bytes that it may have, packed and unpacked.
-
-    Raises:
-        Problem: It is not there, no regular file, too large, damaged, holds no weights, or would
-            run code.
-    """
+    """Read a checkpoint as data, never as code."""
     if path.suffix not in SUFFIXES:
         raise Problem(
             f"weights {path}: expected a file ending in {', '.join(SUFFIXES)}, got "
@@ -194,16 +170,7 @@ def _is_weight(key: object, value: object) -> bool:
 
 
 def load_(model: nn.Module, checkpoint: Checkpoint, *, allow_partial: bool = False) -> Fit:
-    """Load a checkpoint into a model; nothing is loaded if it does not fit.
-
-    Args:
-        model: Any module; inside a compiled or parallel one, the bare model's names count.
-        checkpoint: What was read.
-        allow_partial: Load what fits, and leave the rest of the model as it is.
-
-    Raises:
-        Problem: Names, shapes or kinds of numbers do not go together.
-    """
+    """Load a checkpoint into a model; nothing is loaded if it does not fit."""
     bare = unwrapped(model)
     tensors = checkpoint.tensors
     fit = _fit(tensors, bare.state_dict())
@@ -303,11 +270,7 @@ def _overlaps(tensor: Tensor) -> bool:
 
 
 def write(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
-    """Write a checkpoint in the format it was read from, whole or not at all.
-
-    Raises:
-        OSError: It cannot be written; nothing has changed then.
-    """
+    """Write a checkpoint in the format it was read from, whole or not at all."""
     with replacing(path) as file:
         if checkpoint.path.suffix == ".safetensors":
             from safetensors.torch import save
@@ -321,3 +284,46 @@ def write(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
                 # Torch covers up the error of the file with one of its own.
                 raise error.__context__ from None
             raise
+
+
+def why_unfit(value: Tensor, own: Tensor) -> str:
+    """Why a tensor of a file cannot take the place of one of a model; empty where it can.
+
+    Shapes are not looked at. Real numbers may be rounded, from float64 to float32 for example.
+    Whatever a model keeps as whole numbers or truth values, such as masks and counters, may come in
+    any real type that holds the same values.
+    """
+    for tensor, whose in ((value, ""), (own, " in the model")):
+        form = _form(tensor)
+        if form:
+            return f"{form}{whose}"
+    kinds = f"{_name(value)}, not {_name(own)}"
+    if own.is_floating_point() or own.is_complex():
+        fits = (value.is_floating_point(), value.is_complex()) == (
+            own.is_floating_point(),
+            own.is_complex(),
+        )
+        return "" if fits else kinds
+    return "" if not value.is_complex() and _same_values(value, own.dtype) else kinds
+
+
+def _form(tensor: Tensor) -> str:
+    """In which form a tensor has no plain array of numbers; empty where it has one."""
+    if is_lazy(tensor):
+        return "of no size yet"
+    if tensor.is_meta:
+        return "a meta tensor without values"
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout != torch.strided:
+        return f"a sparse tensor ({str(tensor.layout).removeprefix('torch.')})"
+    return f"quantized ({_name(tensor)})" if tensor.is_quantized else ""
+
+
+def _same_values(value: Tensor, dtype: torch.dtype) -> bool:
+    wide = value.double()
+    return torch.equal(wide.to(dtype).double(), wide)
+
+
+def _name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

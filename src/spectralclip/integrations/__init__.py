@@ -7,3 +7,5 @@ Each module needs the package of its name, and nothing here is imported by `spec
 - `spectralclip.integrations.accelerate`: `attach_accelerated`, for loops written with Accelerate.
 - `spectralclip.integrations.tensorboard`: norms as curves and histograms.
 """
+
+from spectralclip.integrations._callback import NormCallback as NormCallback

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from spectralclip._attachment import Attachment, Schedule
-from spectralclip._clip_model import Targets
-from spectralclip._layers import ExampleInputs, Pairs
-from spectralclip._method import Method
-from spectralclip._train import attach
-from spectralclip.integrations._missing import missing
-from spectralclip.integrations._run import moved
+from spectralclip._clipping import Targets
+from spectralclip._models import ExampleInputs, Pairs
+from spectralclip._training import Attachment, Method, Schedule, attach
+from spectralclip.integrations._callback import missing, moved
 
 try:
     from accelerate import Accelerator
@@ -27,11 +25,11 @@ __all__ = ["attach_accelerated"]
 
 def attach_accelerated(
     accelerator: Accelerator,
-    method: Method,
     model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
     example_inputs: ExampleInputs,
-    optimizer: Optimizer,
     *,
+    method: Method | None = None,
     max_norm: Targets = 1.0,
     schedule: Schedule | None = None,
     pairs: Pairs = (),
@@ -47,10 +45,10 @@ def attach_accelerated(
 
     Args:
         accelerator: The one that prepared them.
-        method: As for `attach`.
         model: The prepared model.
+        optimizer: The prepared optimizer, or several.
         example_inputs: As for `attach`; on any device.
-        optimizer: The prepared optimizer.
+        method: As for `attach`.
         max_norm: As for `attach`.
         schedule: As for `attach`.
         pairs: As for `attach`.
@@ -65,13 +63,12 @@ def attach_accelerated(
         >>> import torch
         >>> from accelerate import Accelerator
         >>> from spectralclip.integrations.accelerate import attach_accelerated
-        >>> from spectralclip.methods import SpectralClip
         >>> accelerator = Accelerator(cpu=True)
         >>> model = torch.nn.Linear(8, 8)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         >>> model, optimizer = accelerator.prepare(model, optimizer)
         >>> attachment = attach_accelerated(
-        ...     accelerator, SpectralClip(), model, torch.zeros(1, 8), optimizer, max_norm=0.5
+        ...     accelerator, model, optimizer, torch.zeros(1, 8), max_norm=0.5
         ... )
         >>> accelerator.backward(model(torch.randn(32, 8)).square().sum())
         >>> optimizer.step()
@@ -79,10 +76,10 @@ def attach_accelerated(
         True
     """
     attachment = attach(
-        method,
         model,
-        moved(example_inputs, accelerator.device),
         optimizer,
+        moved(example_inputs, accelerator.device),
+        method=method,
         max_norm=max_norm,
         schedule=schedule,
         pairs=pairs,

@@ -6,7 +6,7 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
-from spectralclip._attachment import Attachment
+from spectralclip._training import Attachment
 
 __all__ = ["NormLogger", "Writer", "log_norms"]
 
@@ -50,7 +50,7 @@ def log_norms(
         ...         pass
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        >>> attachment = attach(SpectralClip(), model, torch.zeros(1, 8), optimizer, max_norm=0.5)
+        >>> attachment = attach(model, optimizer, torch.zeros(1, 8), max_norm=0.5)
         >>> model(torch.randn(32, 8)).square().sum().backward()
         >>> optimizer.step()
         >>> log_norms(Printer(), attachment)
@@ -83,28 +83,8 @@ class NormLogger:
         ValueError: `every` is not positive.
 
     Example:
-        >>> import torch
-        >>> from spectralclip import attach
-        >>> from spectralclip.integrations.tensorboard import NormLogger
-        >>> from spectralclip.methods import SpectralClip
-        >>> class Counter:
-        ...     scalars = 0
-        ...
-        ...     def add_scalar(self, tag, value, step):
-        ...         self.scalars += 1
-        ...
-        ...     def add_histogram(self, tag, values, step):
-        ...         pass
-        >>> model, writer = torch.nn.Linear(8, 8), Counter()
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        >>> attachment = attach(SpectralClip(), model, torch.zeros(1, 8), optimizer)
-        >>> logger = NormLogger(writer, attachment, every=10)
-        >>> for _ in range(30):
-        ...     model(torch.randn(32, 8)).square().sum().backward()
-        ...     optimizer.step()
-        ...     logger.step()
-        >>> writer.scalars  # a norm and a bound, at steps 10, 20 and 30
-        6
+        >>> # logger = NormLogger(SummaryWriter(), attachment, every=10), and in the loop:
+        >>> # optimizer.step(); logger.step()
     """
 
     def __init__(

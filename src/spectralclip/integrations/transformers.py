@@ -10,13 +10,9 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from spectralclip._attachment import Attachment, Schedule
-from spectralclip._clip import ClipResult
-from spectralclip._clip_model import Targets
-from spectralclip._layers import ExampleInputs, Pairs
-from spectralclip._method import Method, NormWarning
-from spectralclip.integrations._missing import missing
-from spectralclip.integrations._run import Certify, Run
+from spectralclip._models import ExampleInputs
+from spectralclip._training import NormWarning
+from spectralclip.integrations._callback import NormCallback, missing
 
 try:
     from transformers import TrainerCallback
@@ -29,7 +25,7 @@ STATE_FILE = "spectralclip.pt"
 
 
 @final
-class SpectralClipCallback(TrainerCallback):
+class SpectralClipCallback(NormCallback, TrainerCallback):
     """Keeps the norms of a model's layers in check while a `transformers.Trainer` trains it.
 
     The method is attached when training begins and removed when it ends. Each checkpoint gets a
@@ -40,114 +36,51 @@ class SpectralClipCallback(TrainerCallback):
 
     The Trainer does not tell its callbacks of exceptions either. After one, call `remove()`;
     the next `train()` does it by itself. Norms are added to the logs of those callbacks that come
-    behind this one, and to the Trainer's history.
+    after this one, and to the Trainer's history.
 
-    For methods with a penalty, add `callback.penalty()` to the loss, in a `compute_loss` of your
-    own.
+    For methods with a penalty, add `callback.penalty()` to the loss, in your own `compute_loss`.
 
     Args:
-        method: One of `spectralclip.methods`, or your own.
-        example_inputs: What the model is called with, with the batch dimension: a dict of
-            tensors for keywords (what a tokenizer returns is one), a tensor, or a tuple of
-            tensors. By default the model's own `dummy_inputs`.
-        max_norm: As for `attach`.
-        schedule: As for `attach`.
-        pairs: As for `attach`.
-        seed: As for `attach`.
-        finalize: End the training with a full `clip_` of each layer, after the best model has
-            been loaded if the Trainer does that. Checkpoints that have been written before have
-            the weights of before.
-        certify: As for `Attachment.finalize`.
-        log: Add the norms to the logs, as `spectral_norm/<layer>`.
+        example_inputs: What the model is called with, such as what a tokenizer returns. By default
+            the model's own `dummy_inputs`.
         resume_from: The checkpoint folder that `trainer.train(resume_from_checkpoint=...)` is
             given, where it is not under `output_dir`.
-
-    Raises:
-        TypeError: `method` is not a `Method`.
-        ValueError: `certify` without `finalize`; later, in `train`: there are no example inputs,
-            or what `attach` raises.
+        settings: The other arguments of `spectralclip.integrations.NormCallback`. With
+            `finalize=True` layers are clipped after the best model has been loaded, if the Trainer
+            does that.
 
     Example:
         >>> import torch
         >>> from spectralclip.integrations.transformers import SpectralClipCallback
-        >>> from spectralclip.methods import SpectralClip
-        >>> callback = SpectralClipCallback(
-        ...     SpectralClip(), {"input_ids": torch.zeros(1, 16, dtype=torch.long)}, max_norm=2.0
-        ... )
+        >>> inputs = {"input_ids": torch.zeros(1, 16, dtype=torch.long)}
+        >>> callback = SpectralClipCallback(inputs, max_norm=2.0)
         >>> # trainer = transformers.Trainer(model, args, ..., callbacks=[callback])
         >>> callback.norms()
         {}
     """
 
+    _own_inputs = "dummy_inputs"
+
     def __init__(
         self,
-        method: Method,
         example_inputs: ExampleInputs | None = None,
         *,
-        max_norm: Targets = 1.0,
-        schedule: Schedule | None = None,
-        pairs: Pairs = (),
-        seed: int = 0,
-        finalize: bool = False,
-        certify: Certify = False,
-        log: bool = True,
         resume_from: str | Path | None = None,
+        **settings: Any,
     ) -> None:
         """Take note of the settings; the method is attached when training begins."""
-        self._run = Run(
-            method,
-            max_norm=max_norm,
-            schedule=schedule,
-            pairs=pairs,
-            seed=seed,
-            finalize=finalize,
-            certify=certify,
-        )
-        self._example_inputs, self._log, self._resume_from = example_inputs, log, resume_from
-
-    @property
-    def attachment(self) -> Attachment | None:
-        """What is at work during `train`, and None at other times."""
-        return self._run.attachment
-
-    @property
-    def results(self) -> dict[str, ClipResult]:
-        """What the latest finalization did, by layer."""
-        return dict(self._run.results)
-
-    def penalty(self) -> Tensor:
-        """What to add to the loss; zero outside of training.
-
-        Each micro-batch of an accumulated gradient adds it: divide it by their number where the
-        Trainer does not divide the loss (see its `model_accepts_loss_kwargs`).
-        """
-        return self._run.penalty()
-
-    def norms(self) -> dict[str, float]:
-        """The latest norm of each layer, as of `Attachment.norms`."""
-        return self._run.norms()
-
-    def remove(self) -> None:
-        """Detach from the optimizer, as after an exception; otherwise that comes by itself."""
-        self._run.remove()
+        super().__init__(example_inputs, **settings)
+        self._resume_from = resume_from
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Attach, and go on from a checkpoint's state."""
-        model, optimizer = kwargs["model"], kwargs["optimizer"]
-        inputs = self._example_inputs
-        if inputs is None:
-            inputs = getattr(model, "dummy_inputs", None)
-        if inputs is None:
-            raise ValueError(
-                f"SpectralClipCallback has to run {type(model).__name__} once to find its layers, "
-                "and has no input for it: pass example_inputs, such as one batch without labels."
-            )
+        model = kwargs["model"]
         saved = self._saved(args, state, model) if state.global_step else None
-        self._run.start(model, inputs, [optimizer], saved)
+        self._start(model, [kwargs["optimizer"]], saved)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the state beside the checkpoint that has just been written."""
-        content = {"run": self._run.state_dict(), "weights": _fingerprint(kwargs["model"])}
+        content = {"run": self._state(), "weights": _fingerprint(kwargs["model"])}
         folder = _folder(args, state)
         # In a search for hyperparameters, the Trainer writes elsewhere and does not say where.
         if args.should_save and folder.is_dir():
@@ -157,13 +90,12 @@ class SpectralClipCallback(TrainerCallback):
         """Add the norms to what is logged of the training."""
         logs: dict[str, float] | None = kwargs.get("logs")
         if self._log and logs is not None and "loss" in logs:
-            norms = {f"spectral_norm/{name}": norm for name, norm in self.norms().items()}
-            logs.update(norms)
-            state.log_history[-1].update(norms)  # a copy of the logs, made before
+            logs.update(self._logged())
+            state.log_history[-1].update(self._logged())  # a copy of the logs, made before
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Finalize if asked to, and remove."""
-        self._run.end()
+        self._end()
 
     def _saved(self, args: Any, state: Any, model: nn.Module) -> dict[str, Any] | None:
         """The state of the checkpoint that the model's weights come from."""

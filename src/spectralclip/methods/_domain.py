@@ -1,8 +1,10 @@
-"""What a method is defined for: which layers it takes, and how it refuses the others."""
+"""What methods have in common: a domain, an estimate of the norm, and checks of their settings."""
 
 from __future__ import annotations
 
 import math
+import operator
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
@@ -10,11 +12,18 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from spectralclip._affine import NotAffineError, describe
-from spectralclip._explicit import is_plain
-from spectralclip._layers import FoundLayer
-from spectralclip._precision import wide
-from spectralclip._slots import CONVS, TRANSPOSED, BatchNorm
+from spectralclip._common import Shape
+from spectralclip._models import FoundLayer
+from spectralclip._operators import (
+    CONVS,
+    TRANSPOSED,
+    Layer,
+    NotAffineError,
+    describe,
+    is_plain,
+    plain_numerics,
+)
+from spectralclip._training import BatchNorm, Method
 
 DENSE = (nn.Linear,)
 WEIGHTED = (*DENSE, *CONVS, *TRANSPOSED)
@@ -43,10 +52,66 @@ class OutsideDomain(ValueError):
         return f"{self.method} is not defined for {self.layer}: {self.why}. {self.remedy}"
 
 
-def require(method: str, layer: object, why_not: str) -> None:
-    """Raise `OutsideDomain` if there is a reason to."""
-    if why_not:
-        raise OutsideDomain(method, layer, why_not)
+class DomainMethod(Method):
+    """A method that says which layers it is defined for, and what it takes for their norm."""
+
+    @classmethod
+    @abstractmethod
+    def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
+        """Why the method is not defined for a layer; empty if it is.
+
+        Args:
+            layer: A module, a sequence of modules, or a `FoundLayer`.
+            in_shapes: The shapes of its inputs.
+            settings: As `estimate` got them.
+        """
+
+    @classmethod
+    @abstractmethod
+    def norm_of(
+        cls, module: Any, in_shape: Shape, generator: torch.Generator | None, **settings: Any
+    ) -> float:
+        """The estimate for a layer inside of the domain; `estimate` checks it."""
+
+    def takes(self, layer: FoundLayer) -> bool:
+        """Layers inside the domain; others are left alone."""
+        return not self.why_not(layer, *layer.in_shapes)
+
+    @classmethod
+    @plain_numerics()
+    def estimate(
+        cls,
+        module: Layer,
+        in_shape: Shape,
+        *,
+        generator: torch.Generator | None = None,
+        **settings: Any,
+    ) -> float:
+        """What the method takes for the norm of a layer.
+
+        Args:
+            module: The layer.
+            in_shape: Shape of one input.
+            generator: Source of random vectors, for methods that need some; by default the same
+                for each call.
+            settings: Of the method's own, such as `power_iterations`, which is by default as many
+                as it takes to settle.
+
+        Raises:
+            OutsideDomain: The method is not defined for this layer.
+            ValueError: Weights or statistics are not finite.
+        """
+        why = cls.why_not(module, in_shape, **settings)
+        if why:
+            raise OutsideDomain(cls.__name__, module, why)
+        with torch.no_grad():
+            norm = cls.norm_of(module, in_shape, generator, **settings)
+        if not math.isfinite(norm):
+            raise ValueError(
+                f"{cls.__name__} has no estimate of the norm of {describe(module)}: its weights "
+                "are NaN, infinite or too large. Restore finite ones."
+            )
+        return norm
 
 
 @contextmanager
@@ -56,16 +121,6 @@ def affine_only(method: str, layer: object) -> Iterator[None]:
         yield
     except NotAffineError as error:  # which names the part to blame, and what to do
         raise OutsideDomain(method, layer, "it takes affine layers", str(error)) from error
-
-
-def finite_estimate(method: str, layer: object, norm: float) -> float:
-    """An estimate of a norm, or a `ValueError` where the weights allow none."""
-    if not math.isfinite(norm):
-        raise ValueError(
-            f"{method} has no estimate of the norm of {describe(layer)}: its weights are NaN, "
-            "infinite or too large. Restore finite ones."
-        )
-    return norm
 
 
 def sole_module(layer: object) -> Any:
@@ -120,15 +175,18 @@ def reshaped_kernel(module: nn.Module, weight: Tensor | None = None) -> Tensor:
     return kernel.flatten(1)
 
 
-def matrix_norm(matrix: Tensor) -> float:
-    """The largest singular value of a matrix, from the Gram matrix of its smaller side.
+def check_positive(**settings: float) -> None:
+    """Raise unless each setting is a positive finite number."""
+    for name, number in settings.items():
+        real = isinstance(number, (int, float)) and not isinstance(number, bool)
+        if not real or not 0 < number < math.inf:
+            raise ValueError(f"{name} must be a positive finite number, got {number!r}.")
 
-    In double precision: so it is right to the last digits of the matrix.
-    NaN if it is not finite. Of a batch of matrices, the largest of all.
-    """
-    if not bool(torch.isfinite(matrix).all()):
-        return math.nan
-    exact = wide(matrix)
-    tall = exact.shape[-2] > exact.shape[-1]
-    gram = exact.mT @ exact if tall else exact @ exact.mT
-    return float(torch.linalg.eigvalsh(gram)[..., -1].max().clamp_min(0).sqrt())
+
+def check_count(least: int, **settings: int) -> None:
+    """Raise unless each setting is an integer that is large enough."""
+    for name, count in settings.items():
+        if isinstance(count, bool) or not hasattr(count, "__index__"):
+            raise TypeError(f"{name} must be an integer, got {count!r}.")
+        if operator.index(count) < least:
+            raise ValueError(f"{name} must be at least {least}, got {count}.")

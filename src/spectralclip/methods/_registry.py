@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from importlib import import_module
 
-from spectralclip._method import Method
+from spectralclip._training import Method
 
 
 def available() -> list[str]:
@@ -45,6 +46,21 @@ def get(name: str) -> type[Method]:
         hint = f" Did you mean {similar[0]!r}?" if similar else ""
         raise ValueError(f"There is no method {name!r}: known are {sorted(known)}.{hint}")
     return known[name]
+
+
+def estimators() -> dict[str, Callable[..., float]]:
+    """By the name of the method, the estimates of the largest singular value that there are.
+
+    Each is a function of a module and the shape of one input, takes a `generator`, and raises
+    `OutsideDomain` for layers that the method is not defined for.
+
+    Example:
+        >>> from spectralclip.methods import estimators
+        >>> "gouk" in estimators(), "clip_batch_norm" in estimators()
+        (True, False)
+    """
+    found = {name: getattr(kind, "estimate", None) for name, kind in sorted(_methods().items())}
+    return {name: estimate for name, estimate in found.items() if callable(estimate)}
 
 
 def _methods() -> dict[str, type[Method]]:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
-import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
+from torch.nn.utils import parametrize
 
-from spectralclip._affine import Shape, plain_numerics
-from spectralclip._check import check_affine
-from spectralclip._operator import LinearOperator
-from spectralclip._ritz import fresh_ritz
-from spectralclip._svds import svds
-from spectralclip._track import RitzTracker, Tracked
-from spectralclip.methods._bare import BareLayer
+from spectralclip._common import Shape
+from spectralclip._operators import (
+    AffineFunction,
+    LinearOperator,
+    check_affine,
+    evaluation_mode,
+    is_linear_in,
+    plain_numerics,
+)
+from spectralclip._spectrum import RitzTracker, Triplets, fresh_ritz, leading_spectrum
+from spectralclip._training import live_operator, seeded
 from spectralclip.methods._domain import OutsideDomain
 
 # Vectors that are followed: a value that overtakes the first one has been the second before.
@@ -45,7 +50,7 @@ class TrueNorm(nn.Module):
         direction: The matrix G.
         draws: How many random vectors have been drawn.
         sums: What the weight that the vectors are of is told by.
-        applications: Vectors sent through the layer so far.
+        num_matvecs: Vectors sent through the layer so far.
     """
 
     direction: Tensor
@@ -58,7 +63,7 @@ class TrueNorm(nn.Module):
         super().__init__()
         self._layer = BareLayer(module, name)  # which is no module, so as not to hold one
         self._shapes, self._seed = tuple(in_shapes), seed
-        self.max_norm, self.iterations, self.applications = max_norm, 8, 0
+        self.max_norm, self.iterations, self.num_matvecs = max_norm, 8, 0
         self._seen = 0, 0
         weight = getattr(module, name).detach()
         wide = torch.promote_types(weight.dtype, torch.float32)
@@ -100,7 +105,7 @@ class TrueNorm(nn.Module):
 
     @plain_numerics()
     def search(self) -> float:
-        """Look for the leading vectors anew, to 1e-3.
+        """Search for the leading vectors anew, to 1e-3.
 
         Returns:
             The largest norm of the layer without the parametrization, over its input shapes.
@@ -109,8 +114,8 @@ class TrueNorm(nn.Module):
         best, direction = -1.0, self.direction
         for place, shape in enumerate(self._shapes):
             op, count = self._layer.operator(shape), len(self._state(place)[0])
-            found = svds(op, shape, count, tol=1e-3, generator=self._generator())
-            self.applications += found.applications
+            found = leading_spectrum(op, count, tol=1e-3, generator=self._generator())
+            self.num_matvecs += found.num_matvecs
             self._remember(place, found.V, torch.zeros_like(found.V))
             if float(found.S[0]) > best:
                 best = float(found.S[0])
@@ -141,19 +146,19 @@ class TrueNorm(nn.Module):
                 u, v = op.output_tensor(found.U[:1]), op.input_tensor(found.V[:1])
                 self.direction.copy_(self._layer.pullback(op, u, v))
 
-    def _followed(self, op: LinearOperator, place: int) -> Tracked:
+    def _followed(self, op: LinearOperator, place: int) -> Triplets:
         """The leading triplets, from the known ones and what a short search adds to them."""
         tracker = RitzTracker(len(self._state(place)[0]))
         tracker.start(*(op.input_rows(rows.to(op.dtype)) for rows in self._state(place)))
         probe = fresh_ritz(op, PROBE_STEPS, 1, self._generator())
-        found = tracker.look(op, probe.V)
-        self.applications += probe.applications + found.applications
+        found = tracker.refresh(op, probe.V)
+        self.num_matvecs += probe.num_matvecs + found.num_matvecs
         for _ in range(self.iterations - 1):
-            if not found.rise > SETTLED * float(found.S[0]):
+            if not tracker.gain > SETTLED * float(found.S[0]):
                 break
             tracker.keep()
-            found = tracker.look(op)
-            self.applications += found.applications
+            found = tracker.refresh(op)
+            self.num_matvecs += found.num_matvecs
         tracker.keep()
         assert tracker.vectors is not None and tracker.changes is not None
         self._remember(place, *map(op.input_tensor, (tracker.vectors, tracker.changes)))
@@ -162,8 +167,7 @@ class TrueNorm(nn.Module):
     def _generator(self) -> torch.Generator:
         """Of a seed that goes on from one draw to the next, and with a checkpoint."""
         self.draws += 1
-        origin = f"{self._seed}, {int(self.draws)}"
-        return torch.Generator("cpu").manual_seed(zlib.crc32(origin.encode()))
+        return seeded(f"{self._seed}, {int(self.draws)}")
 
     def _has_changed(self) -> bool:
         """Whether the weight is finite, and not the one that the vectors are of; from now on it is.
@@ -197,3 +201,91 @@ class TrueNorm(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """Without what is true of this very layer's memory."""
         return {**self.__dict__, "_seen": (0, 0)}
+
+
+_SLOTS = ("__dict__", "__weakref__")
+
+
+def make_plain_(module: nn.Module, name: str, order: Sequence[str]) -> None:
+    """Leave the weight that a parametrization makes, with parameters in the order of before."""
+    kind = type(module)
+    # Copies of the module share the class that torch made of it, and would lose their weight
+    # along with it.
+    own = {key: value for key, value in vars(kind).items() if key not in _SLOTS}
+    module.__class__ = type(kind.__name__, kind.__bases__, own)
+    with evaluation_mode([module]):
+        parametrize.remove_parametrizations(module, name)
+    # In the order of before, since optimizers number parameters by it.
+    table = module._parameters
+    for key in [*order, *(key for key in list(table) if key not in order)]:
+        if key in table:
+            table[key] = table.pop(key)
+
+
+def scales_with(module: nn.Module, in_shape: Shape, name: str) -> bool:
+    """Whether the layer is linear in the weight of that name: twice the weight is twice the layer.
+
+    True as well of a layer that cannot be evaluated, as with NaN among its weights: who goes on to
+    use it will say so better.
+    """
+    try:
+        function = AffineFunction([module], in_shape)
+    except ValueError:
+        return True
+    return is_linear_in(function, [function.stages[0].parameters[name]], homogeneous=True)
+
+
+@final
+class BareLayer:
+    """The layer `M(W)` for a weight W that the module itself no longer uses as it is.
+
+    Attributes:
+        is_bare: Whether the parametrization is to hand the weight on unchanged.
+    """
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        self.module, self._name, self.is_bare = module, name, False
+        self._order = list(module._parameters)
+        self._functions: dict[object, AffineFunction] = {}
+
+    @property
+    def weight(self) -> Tensor:
+        """The parameter itself."""
+        module: Any = self.module
+        if self.is_parametrized:
+            weight: Tensor = module.parametrizations[self._name].original
+            return weight
+        return module._parameters[self._name]  # type: ignore[no-any-return]
+
+    def operator(self, shape: Shape) -> LinearOperator:
+        """The layer as it is now; of a plain one only the weight is read again."""
+        weight = self.weight
+        key = shape, weight.dtype, weight.device, self.is_parametrized
+        with self._bare(), evaluation_mode([self.module]):
+            if key not in self._functions:
+                self._functions[key] = AffineFunction([self.module], shape)
+            return live_operator(self._functions[key])
+
+    def pullback(self, op: LinearOperator, u: Tensor, v: Tensor) -> Tensor:
+        """The gradient of `<u, M(W) v>` in W."""
+        weight = self.weight
+        names = [name for name, one in op.function.parameters.items() if one is weight]
+        with self._bare():
+            return op.pullback(u, v)[names[0]]
+
+    @property
+    def is_parametrized(self) -> bool:
+        """Whether the weight is made by a parametrization."""
+        return parametrize.is_parametrized(self.module, self._name)
+
+    def make_plain_(self) -> None:
+        """Remove the parametrization, leaving the weight that it makes."""
+        make_plain_(self.module, self._name, self._order)
+
+    @contextmanager
+    def _bare(self) -> Iterator[None]:
+        before, self.is_bare = self.is_bare, True
+        try:
+            yield
+        finally:
+            self.is_bare = before

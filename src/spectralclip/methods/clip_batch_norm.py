@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import ClassVar, final
 
-from torch import nn
-
-from spectralclip._batch_norms import clamp_batch_norm_
-from spectralclip._layers import FoundLayer
-from spectralclip._method import Keeper, Method, warn
-from spectralclip._sharing import Sharing
+from spectralclip._clipping import clamp_batch_norm_
+from spectralclip._models import FoundLayer
+from spectralclip._training import Method, MethodState, Promise, Sharing
 from spectralclip.methods._domain import is_batch_norm
-from spectralclip.methods._stated import Promise
 
 
 @final
@@ -45,41 +40,30 @@ class ClipBatchNorm(Method):
         >>> from spectralclip.methods import ClipBatchNorm
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> attachment = attach(ClipBatchNorm(), model, torch.zeros(2, 4), optimizer, max_norm=0.5)
+        >>> attachment = attach(
+        ...     model, optimizer, torch.zeros(2, 4), method=ClipBatchNorm(), max_norm=0.5
+        ... )
         >>> model(torch.randn(8, 4)).square().sum().backward()
         >>> optimizer.step()
         >>> round(attachment.norms()["1"], 6)
         0.5
     """
 
-    promises: ClassVar[tuple[Promise, ...]] = (Promise(slack=1e-5),)
+    promises: ClassVar[tuple[Promise, ...]] = (Promise(margin=1e-5),)
 
     def takes(self, layer: FoundLayer) -> bool:
         """Batch norms with a scale of their own and running statistics."""
         return is_batch_norm(layer)
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin; there is nothing to prepare."""
-        return _Clamps({name: layer.modules[0] for name, layer in sharing.mine().items()})
+        return _Clamps(self, sharing)
 
 
 @final
-class _Clamps(Keeper):
-    """The batch norms of one model, and their latest norms."""
-
-    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
-        self._modules: dict[str, Any] = dict(modules)
-        self._norms: dict[str, float] = {}
+class _Clamps(MethodState):
+    """The batch norms of one model."""
 
     def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
         for name, bound in bounds.items():
-            norm = clamp_batch_norm_(self._modules[name], bound)
-            if not math.isfinite(norm) and math.isfinite(self._norms.get(name, 0.0)):
-                warn(
-                    f"The scale or the running variance of batch norm {name!r} is NaN, infinite "
-                    "or not positive: it is left as it is until they are restored."
-                )
-            self._norms[name] = norm
-
-    def norms(self) -> dict[str, float]:
-        return dict(self._norms)
+            self.record(name, clamp_batch_norm_(self.layers[name].modules[0], bound))

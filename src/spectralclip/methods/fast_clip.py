@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from spectralclip._layers import FoundLayer
-from spectralclip._method import Keeper, Method, warn
-from spectralclip._sharing import Sharing
+from torch import nn
+
+from spectralclip._training import Method, MethodState, Sharing, warn
+from spectralclip.methods._domain import check_count, check_positive
 from spectralclip.methods._followed import FollowedLayer, Schedule
-from spectralclip.methods._live import LiveLayer
-from spectralclip.methods._settings import check_count, check_positive
 from spectralclip.methods.paper_clip import PUBLISHED, PUBLISHED_WITHOUT_BATCH_NORM
 
 
@@ -44,10 +43,6 @@ class FastClip(Method):
     the leading vector is smooth. A round that makes the norm larger is undone, and reported by a
     `NormWarning`. `published()` takes the shorter steps of the published code.
 
-    The printed algorithm only lowers norms, and so does this by default. The published code also
-    *raises* the leading singular value of a layer to the bound where it is more than 0.05 below:
-    `raises=True` does that, in rounds of the same kind.
-
     With `concat=True`, FastClip-concat: each layer that a batch norm directly follows is clipped
     as above *and* the composition of both is, to the same bound, by rounds of its own
     (`concat_lr`, `concat_every`). These move the weights of both; batch norms are not clipped on
@@ -62,8 +57,8 @@ class FastClip(Method):
         averaged: Take the loss of a round as the published code does, averaged over the width of
             the image and without the factor 1/2: a gradient step is 2 / width times as long as
             printed (2 times for layers that are not on images).
-        raises: Raise norms that are more than 0.05 below the bound up to it, as the published code
-            does and the printed algorithm does not.
+        raises: Raise norms that are more than 0.05 below the bound up to it, by the same rounds, as
+            the published code does and the printed algorithm does not.
         concat: Clip compositions with batch norm too.
         concat_lr: `lr` for these; the paper speaks of "a much smaller value".
         concat_every: `every` for these.
@@ -74,7 +69,7 @@ class FastClip(Method):
         >>> from spectralclip.methods import FastClip
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> attachment = attach(FastClip(), model, torch.zeros(1, 8), optimizer)
+        >>> attachment = attach(model, optimizer, torch.zeros(1, 8), method=FastClip())
         >>> model(torch.randn(32, 8)).square().mean().backward()
         >>> optimizer.step()
         >>> list(attachment.norms())
@@ -108,10 +103,6 @@ class FastClip(Method):
     ) -> FastClip:
         """With the constants of the paper's experiments, and the loss of its code.
 
-        The published code does one thing more, which the paper does not print: it raises norms
-        that are below the bound by more than 0.05 up to the bound. `raises=True` does so too;
-        without it norms are only lowered, as in the printed algorithm.
-
         Args:
             batch_norm: Whether the network has batch norms: then 5 inner steps every 50 steps of
                 training, else 1 every 100.
@@ -129,40 +120,41 @@ class FastClip(Method):
 
     @property
     def composes(self) -> bool:
-        """Whether a convolution and the batch norm behind it count as one layer."""
+        """Whether a convolution and the following batch norm count as one layer."""
         return self.concat
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
-        """Begin; the layers are looked at for the first time after the first step."""
-        return _Clipper(self, sharing.mine(), seed)
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
+        """Begin; the layers are followed from the first step on."""
+        return _Clipper(self, sharing, seed)
 
 
 @final
-class _Clipper(Keeper):
+class _Clipper(MethodState):
     """Algorithm 3 at work on the layers of one model.
 
     A layer is followed at each of its input shapes; and first together with its batch norm, at
     each of them, where it counts as one layer with it.
     """
 
-    def __init__(self, method: FastClip, layers: Mapping[str, FoundLayer], seed: int) -> None:
-        self._method = method
+    method: FastClip
+
+    def __init__(self, method: FastClip, sharing: Sharing, seed: int) -> None:
+        super().__init__(method, sharing, seed)
         self._followed: dict[str, list[FollowedLayer]] = {}
-        for name, found in layers.items():
-            parts = (
-                [found.modules] if len(found.modules) == 1 else [found.modules, found.modules[:1]]
-            )
-            live = [LiveLayer(part, shape) for part in parts for shape in found.in_shapes]
+        for name, found in self.layers.items():
+            wholes = [found.modules] if len(found.modules) > 1 else []
+            parts = [(x, shape) for x in (*wholes, found.modules[:1]) for shape in found.in_shapes]
             self._followed[name] = [
-                FollowedLayer(layer, _schedule(method, layer), f"{seed}, {name}, {index}")
-                for index, layer in enumerate(live)
+                FollowedLayer(
+                    modules, shape, _schedule(method, modules), f"{seed}, {name}, {index}"
+                )
+                for index, (modules, shape) in enumerate(parts)
             ]
-        self._shapes = {name: len(found.in_shapes) for name, found in layers.items()}
 
     @property
-    def applications(self) -> int:
+    def num_matvecs(self) -> int:
         """Vectors sent through layers, their transposes or their weight gradients so far."""
-        return sum(each.applications for layer in self._followed.values() for each in layer)
+        return sum(each.num_matvecs for layer in self._followed.values() for each in layer)
 
     def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
         for name, bound in bounds.items():
@@ -175,7 +167,8 @@ class _Clipper(Keeper):
         """The largest norm over the input shapes of a layer."""
         found = {}
         for name, followed in self._followed.items():
-            norms = [each.norm for each in followed[: self._shapes[name]] if each.norm is not None]
+            shapes = len(self.layers[name].in_shapes)
+            norms = [each.norm for each in followed[:shapes] if each.norm is not None]
             if norms:
                 found[name] = math.nan if any(map(math.isnan, norms)) else max(norms)
         return found
@@ -197,12 +190,14 @@ class _Clipper(Keeper):
                 each.load_state(state)
 
 
-def _schedule(method: FastClip, layer: LiveLayer) -> Schedule:
-    composed = len(layer.function.stages) > 1
-    lr = method.concat_lr if composed else method.lr
-    every = method.concat_every if composed else method.every
-    if method.averaged:
-        shape = layer.function.out_shape
-        lr *= 2 / shape[-1] if len(shape) == 3 else 2
-    iterations, shift = method.power_iterations, method.shift
-    return Schedule(lr, method.inner_steps, every, iterations, shift, method.raises)
+def _schedule(method: FastClip, modules: Sequence[nn.Module]) -> Schedule:
+    composed = len(modules) > 1
+    return Schedule(
+        method.concat_lr if composed else method.lr,
+        method.inner_steps,
+        method.concat_every if composed else method.every,
+        method.power_iterations,
+        method.shift,
+        raises=method.raises,
+        averaged=method.averaged,
+    )

@@ -9,13 +9,17 @@ from typing import Final, TypedDict, final
 
 import torch
 
-from spectralclip._affine import AffineFunction, Layer, plain_numerics
-from spectralclip._numbers import positive_number
-from spectralclip._operator import LinearOperator, as_operator
-from spectralclip._solvers import PowerQR
-from spectralclip._svds import svds
-from spectralclip.methods._descent import Weights, descend
-from spectralclip.methods._settings import check_count, check_positive
+from spectralclip._common import positive_number
+from spectralclip._operators import (
+    AffineFunction,
+    Layer,
+    LinearOperator,
+    as_operator,
+    plain_numerics,
+)
+from spectralclip._spectrum import PowerQR, leading_spectrum
+from spectralclip.methods._domain import check_count, check_positive
+from spectralclip.methods._followed import Weights, descend
 
 
 class PaperClipSettings(TypedDict):
@@ -47,7 +51,7 @@ class PaperClipResult:
         norm_before: The first estimate of the norm.
         norm_after: The last one. Both come from a fixed number of power iterations, and are
             usually too small: `spectral_norm` tells what was reached.
-        applications: Vectors sent through the layer, its transpose or its weight gradient, one
+        num_matvecs: Vectors sent through the layer, its transpose or its weight gradient, one
             each.
         rounds: Rounds of the outer loop.
         converged: Whether the last estimate is within the bound. False also where the weights
@@ -56,7 +60,7 @@ class PaperClipResult:
 
     norm_before: float
     norm_after: float
-    applications: int
+    num_matvecs: int
     rounds: int
     converged: bool
 
@@ -64,8 +68,8 @@ class PaperClipResult:
 @plain_numerics()
 def paper_clip_(
     layer: Layer,
-    max_norm: float,
     in_shape: Sequence[int],
+    max_norm: float = 1.0,
     *,
     lr: float = 0.35,
     inner_steps: int = 5,
@@ -89,8 +93,8 @@ def paper_clip_(
     Args:
         layer: A module, or a sequence of modules (their composition). All parameters on which
             the linear part depends move; biases do not.
-        max_norm: The bound, c in the paper.
         in_shape: Shape of one input, without the batch dimension.
+        max_norm: The bound, c in the paper.
         lr: Length of a gradient step, lambda in the paper.
         inner_steps: Gradient steps in each round, N in the paper.
         power_iterations: Iterations of PowerQR in each round, P in the paper.
@@ -109,7 +113,7 @@ def paper_clip_(
         >>> import torch
         >>> from spectralclip import methods
         >>> layer = torch.nn.Linear(20, 10)
-        >>> result = methods.paper_clip_(layer, 0.5, (20,), lr=1.0, inner_steps=1)
+        >>> result = methods.paper_clip_(layer, (20,), 0.5, lr=1.0, inner_steps=1)
         >>> result.converged, result.norm_after <= 0.5 < result.norm_before
         (True, True)
     """
@@ -123,28 +127,28 @@ def paper_clip_(
     _require_movable(op, function)
     if generator is None:
         generator = torch.Generator("cpu").manual_seed(0)
-    top = svds(op, in_shape, 1, solver=solver, generator=generator)
+    top = leading_spectrum(op, 1, solver=solver, generator=generator)
     before = after = float(top.S[0])
-    applications, done = top.applications, 0
+    num_matvecs, done = top.num_matvecs, 0
     weights = Weights(op.parameters, op.dtype)
     try:
         while after > max_norm and done < rounds:
             target = max_norm / after * op.matvec(top.V)
             descend(function, weights, top.V, target, lr, inner_steps)
-            applications, done = applications + 1 + 2 * inner_steps, done + 1
+            num_matvecs, done = num_matvecs + 1 + 2 * inner_steps, done + 1
             if not weights.write():
                 after = math.nan
                 break
             op = as_operator(layer, in_shape)
-            top = svds(op, in_shape, 1, solver=solver, generator=generator)
-            after, applications = float(top.S[0]), applications + top.applications
+            top = leading_spectrum(op, 1, solver=solver, generator=generator)
+            after, num_matvecs = float(top.S[0]), num_matvecs + top.num_matvecs
     except BaseException:
         weights.restore()
         raise
     if not math.isfinite(after):
         weights.restore()
         after = before
-    return PaperClipResult(before, after, applications, done, after <= max_norm)
+    return PaperClipResult(before, after, num_matvecs, done, after <= max_norm)
 
 
 def _require_movable(op: LinearOperator, function: AffineFunction) -> None:

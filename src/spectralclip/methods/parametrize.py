@@ -2,49 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar, final
+from typing import Any, ClassVar, TypeVar, final
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from spectralclip._affine import Layer, as_shape, plain_numerics
-from spectralclip._explicit import is_plain
-from spectralclip._layers import FoundLayer
-from spectralclip._method import Keeper, Method
-from spectralclip._numbers import positive_number
-from spectralclip._sharing import Sharing
-from spectralclip._slots import BatchNorm
-from spectralclip._svds import spectral_norm
-from spectralclip.methods._bare import scales_with
+from spectralclip._common import Shape, as_shape, positive_number
+from spectralclip._models import FoundLayer
+from spectralclip._operators import is_plain, plain_numerics
+from spectralclip._spectrum import spectral_norm
+from spectralclip._training import BatchNorm, Method, MethodState, Promise, Sharing
 from spectralclip.methods._domain import (
     WEIGHTED,
+    DomainMethod,
     OutsideDomain,
     affine_only,
-    finite_estimate,
+    check_count,
     sole_module,
 )
-from spectralclip.methods._parametrized import ParametrizedLayers
-from spectralclip.methods._settings import check_count
-from spectralclip.methods._stated import Promise
-from spectralclip.methods._true_norm import TrueNorm
+from spectralclip.methods._true_norm import TrueNorm, scales_with
 
 M = TypeVar("M", bound=nn.Module)
 
 
 @final
 @dataclass(frozen=True)
-class Parametrize(Method):
+class Parametrize(DomainMethod):
     """Scale the weight inside the layer by its true norm, with a gradient through the norm.
 
     Each layer's weight becomes a parametrization of torch, `W * min(1, c / sigma)`, where sigma is
     the norm of the layer itself: of the convolution with its padding, stride and image size, and
     not of its reshaped kernel, as with `torch.nn.utils.parametrizations.spectral_norm`. Gradients
-    pass through sigma, by its leading singular vectors. These are kept warm, and refreshed after
-    each step; evaluation changes nothing. A layer within its bound is unchanged, bit for bit,
-    where torch's own divides small norms too.
+    pass through sigma, by its leading singular vectors, refreshed after each step; evaluation
+    changes nothing. A layer within its bound is unchanged, bit for bit.
 
     *Domain.* Every affine layer that is linear in a parameter named `weight`, except for batch
     norms and embeddings: dense layers, convolutions, transposed ones, and your own. Others are
@@ -72,7 +66,7 @@ class Parametrize(Method):
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3), torch.nn.ReLU())
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> method, example = methods.get("parametrize")(), torch.zeros(1, 1, 9, 9)
-        >>> with attach(method, model, example, optimizer, max_norm=0.5):
+        >>> with attach(model, optimizer, example, method=method, max_norm=0.5):
         ...     model(torch.randn(4, 1, 9, 9)).square().mean().backward()
         ...     optimizer.step()
         >>> bool(spectral_norm(model[0], (1, 9, 9)) < 0.501)
@@ -82,7 +76,7 @@ class Parametrize(Method):
     iterations: int = 8
     check_every: int = 100
 
-    promises: ClassVar[tuple[Promise, ...]] = (Promise(slack=2e-3),)
+    promises: ClassVar[tuple[Promise, ...]] = (Promise(margin=2e-3),)
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
@@ -94,40 +88,90 @@ class Parametrize(Method):
         """Layers compute with other weights than their own."""
         return True
 
-    @property
-    def divides(self) -> bool:
-        """Every process has to parametrize every layer."""
-        return False
+    @classmethod
+    def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
+        """Every affine layer has an estimate; others raise an error of their own."""
+        return ""
 
     def takes(self, layer: FoundLayer) -> bool:
         """Layers that are linear in a weight of their own; no batch norms or embeddings."""
         module = sole_module(layer)
-        if module is None or not super().takes(layer):
+        if module is None or not Method.takes(self, layer):
             return False
         if not isinstance(module._parameters.get("weight"), nn.Parameter):
             return False
         return is_plain(module, *WEIGHTED) or scales_with(module, layer.in_shapes[0], "weight")
 
-    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> Keeper:
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Parametrize the layers, apart from frozen ones; what is above its bound is scaled."""
-        moving = {name: bound for name, bound in bounds.items() if sharing.moves(name)}
-        made = ParametrizedLayers(sharing.mine(), self.iterations, self.check_every, seed)
-        made.take_up(moving)
-        return made
+        state = _Parametrized(self, sharing, seed)
+        state.parametrize({name: bound for name, bound in bounds.items() if sharing.moves(name)})
+        return state
 
-    @staticmethod
-    def estimate(
-        module: Layer, in_shape: Sequence[int], *, generator: torch.Generator | None = None
+    @classmethod
+    def norm_of(
+        cls, module: Any, in_shape: Shape, generator: torch.Generator | None, **settings: Any
     ) -> float:
-        """The norm of the layer, to 1e-3.
-
-        Raises:
-            OutsideDomain: The layer is not affine.
-            ValueError: Its weights are not finite.
-        """
+        """The norm of the layer, to 1e-3."""
         with affine_only("Parametrize", module):
-            norm = float(spectral_norm(module, in_shape, generator=generator))
-        return finite_estimate("Parametrize", module, norm)
+            return float(spectral_norm(module, in_shape, generator=generator))
+
+
+@final
+class _Parametrized(MethodState):
+    """Layers under `TrueNorm`, each from when training first moves it."""
+
+    method: Parametrize
+
+    def __init__(self, method: Parametrize, sharing: Sharing, seed: int) -> None:
+        super().__init__(method, sharing, seed)
+        self._made: dict[str, TrueNorm] = {}
+
+    @property
+    def num_matvecs(self) -> int:
+        """Vectors sent through layers so far."""
+        return sum(norm.num_matvecs for norm in self._made.values())
+
+    def parametrize(self, bounds: Mapping[str, float]) -> None:
+        """Parametrize these layers, or none of them, if one is not finite or not linear."""
+        made = {}
+        for name, bound in bounds.items():
+            layer = self.layers[name]
+            made[name] = TrueNorm(layer.modules[0], layer.in_shapes, "weight", bound, self.seed)
+            made[name].iterations = self.method.iterations
+        for name, norm in made.items():
+            parametrize.register_parametrization(self.layers[name].modules[0], "weight", norm)
+        self._made |= made
+
+    def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
+        every = self.method.check_every
+        for name, bound in bounds.items():
+            try:
+                if name not in self._made:
+                    self.parametrize({name: bound})
+            except ValueError as error:
+                self.record(name, math.nan, f"it has been freed, and cannot be held yet: {error}")
+                continue
+            norm = self._made[name]
+            norm.max_norm = bound
+            norm.refresh()
+            if math.isfinite(norm.norm()) and every and step % every == 0:
+                norm.search()
+            self.record(name, norm.norm())
+
+    def layer_states(self) -> dict[str, Any]:
+        """The bounds: all else is in the buffers of the model."""
+        return {name: {"bound": norm.max_norm} for name, norm in self._made.items()}
+
+    def load_layer_states(self, states: Mapping[str, Any]) -> None:
+        for name, state in states.items():
+            if name in self._made:
+                self._made[name].max_norm = float(state["bound"])
+
+    def stop(self) -> None:
+        norms = self.norms()
+        for name, norm in self._made.items():
+            norm.remove_(search=not math.isnan(norms.get(name, 0.0)))
 
 
 @plain_numerics()

@@ -5,6 +5,7 @@ and returns one HTML page: it loads nothing from anywhere, works from a file and
 `render_fragment` wraps that page for a notebook.
 """
 
+from spectralclip.report._document import AUDIT, COMPARISON, VERSION, require_document
 from spectralclip.report._render import render, render_fragment
 
-__all__ = ["render", "render_fragment"]
+__all__ = ["AUDIT", "COMPARISON", "VERSION", "render", "render_fragment", "require_document"]

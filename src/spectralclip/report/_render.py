@@ -11,11 +11,12 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from spectralclip.report import _numbers
-from spectralclip.report._library import charting_library, missing, packed
 from spectralclip.report._view import view_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+import functools
+import gzip
 
 # One after the other inside one function, so that none of their names reach the page.
 SCRIPTS = ("elements.js", "table.js", "charts.js", "detail.js", "main.js")
@@ -28,8 +29,8 @@ def render(document: Mapping[str, Any], *, title: str | None = None) -> str:
     Whatever comes from the document is shown as text, whatever characters are in it.
 
     Args:
-        document: What `Audit.to_json` or `Comparison.to_json` write, parsed: a dict whose "format"
-            is "spectralclip.audit" or "spectralclip.comparison".
+        document: What `Audit.to_json` or `AuditComparison.to_json` write, parsed: a dict whose
+            "format" is "spectralclip.audit" or "spectralclip.comparison".
         title: The page's heading; the model's name where it is left out.
 
     Returns:
@@ -41,7 +42,7 @@ def render(document: Mapping[str, Any], *, title: str | None = None) -> str:
 
     Example:
         >>> from spectralclip.report import render
-        >>> audit = {"format": "spectralclip.audit", "version": 1, "model": "Net", "layers": []}
+        >>> audit = {"format": "spectralclip.audit", "version": 2, "model": "Net", "layers": []}
         >>> page = render(audit, title="My network")
         >>> page.startswith("<!doctype html>"), "My network" in page
         (True, True)
@@ -80,7 +81,7 @@ def render_fragment(document: Mapping[str, Any], *, height: int = 760) -> str:
 
     Example:
         >>> from spectralclip.report import render_fragment
-        >>> audit = {"format": "spectralclip.audit", "version": 1, "model": "Net", "layers": []}
+        >>> audit = {"format": "spectralclip.audit", "version": 2, "model": "Net", "layers": []}
         >>> render_fragment(audit).startswith("<iframe")
         True
     """
@@ -122,3 +123,31 @@ def _text(name: str) -> str:
 def _digest(script: str) -> str:
     """What a content security policy wants to see, to run this script and no other."""
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
+
+
+# vega-embed brings Vega, Vega-Lite and the tooltips along as its attributes.
+SNIPPET = "window.vegaEmbed = vegaEmbed;"
+
+
+@functools.cache
+def charting_library() -> str:
+    """Vega-Embed, Vega-Lite and Vega as one script, packed; built once in a process."""
+    try:
+        import vl_convert
+    except ImportError as error:
+        raise missing("vl-convert-python", error) from error
+    return packed(vl_convert.javascript_bundle(SNIPPET))
+
+
+def packed(text: str) -> str:
+    """`text` as gzip in base64: a third of the size, and nothing in it is markup."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode("ascii")
+
+
+def missing(package: str, error: ImportError) -> ImportError:
+    """The error to raise where `package` could not be imported, to be chained to the first one."""
+    return ImportError(
+        f"The HTML report needs the package {package!r}, which could not be imported ({error}): "
+        f'pip install "spectralclip[report]"',
+        name=package,
+    )

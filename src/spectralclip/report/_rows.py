@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spectralclip.report._numbers import (
@@ -16,7 +16,6 @@ from spectralclip.report._numbers import (
     shape,
     short,
 )
-from spectralclip.report._units import units
 
 # What is told of a chosen layer, in this order; a row keeps the words alone.
 FACTS = [
@@ -163,3 +162,17 @@ def _change(sides: list[Row | None], change: float | None) -> str:
     if before["lo"] == after["lo"] and before["hi"] == after["hi"]:
         return "same"
     return factor(change)
+
+
+def units(layers: Sequence[Mapping[str, Any]]) -> list[bool]:
+    """For each row, whether it stands for itself: no other row has all of its parts and more.
+
+    A convolution that a batch norm follows is a part of their chain, and its own norm says
+    little: what counts is the chain's.
+    """
+    parts = [frozenset(layer.get("parts") or ()) for layer in layers]
+    holders: dict[str, list[frozenset[str]]] = {}
+    for whole in parts:
+        for part in whole:
+            holders.setdefault(part, []).append(whole)
+    return [not own or not any(own < whole for whole in holders[next(iter(own))]) for own in parts]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from spectralclip._text import printable
+from spectralclip._common import printable
 from spectralclip.report._numbers import at_most, count, is_finite, number, ratio, shape
-from spectralclip.report._units import units
+from spectralclip.report._rows import units
 
 # Settings and facts of the run, in words; others are shown under their own names.
 WORDS = {
     "k": "Singular values per layer",
-    "tol": "Tolerance of singular values",
-    "rtol": "Width asked of intervals",
+    "values_tol": "Tolerance of singular values",
+    "tol": "Width asked of intervals",
     "failure": "Probability of failure allowed",
     "deterministic": "Deterministic bounds only",
     "seed": "Seed",

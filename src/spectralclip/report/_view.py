@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from spectralclip._text import printable
+from spectralclip._common import printable, shown_reason
+from spectralclip.report._document import AUDIT, COMPARISON, require_document
 from spectralclip.report._numbers import at_most, is_finite, short
 from spectralclip.report._rows import FACTS, audit_rows, comparison_rows
-from spectralclip.report._shown import shown
 from spectralclip.report._summary import summary_of
-
-AUDIT, COMPARISON, VERSION = "spectralclip.audit", "spectralclip.comparison", 1
 
 
 def view_of(document: Mapping[str, Any], title: str | None = None) -> dict[str, Any]:
     """Everything the template and the scripts need, from an audit or a comparison."""
-    _check(document, (AUDIT, COMPARISON))
+    require_document(document, "The document", AUDIT, COMPARISON)
     document = shown(document)
     if document["format"] == AUDIT:
         sides, names = [document], ["audit"]
     else:
         sides, names = [document["before"], document["after"]], ["before", "after"]
         for side in sides:
-            _check(side, (AUDIT,))
+            require_document(side, "A part of the comparison", AUDIT)
     rows = audit_rows(sides[0]) if len(sides) == 1 else comparison_rows(*sides)
     summaries = [summary_of(side, name) for side, name in zip(sides, names, strict=True)]
     return {
@@ -42,16 +40,6 @@ def view_of(document: Mapping[str, Any], title: str | None = None) -> dict[str, 
             "steps": [_steps(side) for side in sides],
         },
     }
-
-
-def _check(document: Mapping[str, Any], formats: tuple[str, ...]) -> None:
-    found = (document.get("format"), document.get("version"))
-    if found[0] not in formats or found[1] != VERSION:
-        raise ValueError(
-            f"Expected a document with format {' or '.join(map(repr, formats))} and version "
-            f"{VERSION}, got format {found[0]!r} and version {found[1]!r}; write one with "
-            f"Audit.to_json or Comparison.to_json of this version of spectralclip."
-        )
 
 
 def _title(sides: list[Mapping[str, Any]]) -> str:
@@ -113,3 +101,27 @@ def _steps(audit: Mapping[str, Any]) -> list[list[Any]]:
         ]
         for step in steps
     ]
+
+
+# What holds sentences, in which a line break is a space; everything else is a name.
+_SENTENCES = ("reason", "note", "remark", "skipped")
+
+
+def shown(value: Any, key: str = "") -> Any:
+    r"""The same value, with the texts inside it spelled out where they cannot be printed.
+
+    Keys stay: two of them might look the same then.
+
+    Example:
+        >>> from spectralclip.report._view import shown
+        >>> print(shown({"layers": [{"name": "a" + chr(0)}]})["layers"][0]["name"])
+        a\x00
+    """
+    if isinstance(value, str):
+        return shown_reason(value) if key in _SENTENCES else printable(value)
+    if isinstance(value, Mapping):
+        sentences = key in _SENTENCES
+        return {name: shown(one, key if sentences else str(name)) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [shown(one, key) for one in value]
+    return value

@@ -1,0 +1,1 @@
+"""Certified bounds, how tight and how dear: `python -m benchmarks.bounds`."""

@@ -1,0 +1,1 @@
+"""Clipping side by side with its peers: `python -m benchmarks.clipping`."""

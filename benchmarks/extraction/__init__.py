@@ -1,0 +1,1 @@
+"""Extraction side by side with its peers: `python -m benchmarks.extraction`."""

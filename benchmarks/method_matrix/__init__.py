@@ -1,0 +1,1 @@
+"""Which method holds which layer: `python -m benchmarks.method_matrix`."""

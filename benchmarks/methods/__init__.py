@@ -1,0 +1,1 @@
+"""The methods side by side: `python -m benchmarks.methods`."""

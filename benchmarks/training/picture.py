@@ -1,0 +1,77 @@
+"""The picture of clipping during training: norms over the steps, and what they cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.pages import Row, pyplot, save_picture
+from benchmarks.training.figures import with_task
+
+COLORS = {
+    "none": "#8c8c8c",
+    "FastClip": "#c44e52",
+    "FastClip, every 10": "#dd8452",
+    "FastClip, by backward": "#e8b48f",
+    "scale": "#4c72b0",
+    "SpectralClip": "#55a868",
+}
+
+
+def is_drawable(results: Row) -> bool:
+    """Whether both halves are there."""
+    return bool(_traces(results) and _overheads(results))
+
+
+def draw(results: Row, path: Path) -> None:
+    """Norms over the steps on the left, overheads on the right."""
+    if not is_drawable(results):
+        return
+    figure, (left, right) = pyplot().subplots(
+        1, 2, figsize=(11.0, 4.6), layout="constrained", width_ratios=(1.15, 1)
+    )
+    _draw_norms(left, _traces(results))
+    _draw_overheads(right, _overheads(results))
+    save_picture(figure, path)
+
+
+def _traces(results: Row) -> list[Row]:
+    rows = results["parts"].get("held", {"rows": []})["rows"]
+    return with_task(rows, model="small convnet", padding="zeros", optimizer="SGD", seed=0)
+
+
+def _overheads(results: Row) -> list[Row]:
+    rows = results["parts"].get("overhead", {"rows": []})["rows"]
+    return [row for row in rows if row["method"] != "none"]
+
+
+def _draw_norms(axes: Any, rows: list[Row]) -> None:
+    for row in rows:
+        method = row["task"]["method"]
+        steps, norms = zip(*row["trace"], strict=True)
+        width = 2.2 if method == "SpectralClip" else 1.4
+        axes.plot(steps, norms, color=COLORS[method], linewidth=width, label=method)
+    axes.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
+    axes.set_yscale("log")
+    ticks = [1, 1.25, 1.5, 2, 2.5, 3, 4]
+    axes.set_yticks(ticks, [f"{tick:g} c" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel("step")
+    axes.set_title("largest true norm of the small convnet's layers (log scale)", fontsize=10)
+    axes.legend(frameon=False, fontsize=9)
+
+
+def _draw_overheads(axes: Any, rows: list[Row]) -> None:
+    groups = list(dict.fromkeys((row["model"], row["batch"]) for row in rows))
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    width = 0.8 / len(methods)
+    for index, method in enumerate(methods):
+        chosen = {(row["model"], row["batch"]): row for row in rows if row["method"] == method}
+        heights = [100 * chosen[group]["overhead"] for group in groups]
+        places = [place + (index - (len(methods) - 1) / 2) * width for place in range(len(groups))]
+        bars = axes.bar(places, heights, 0.9 * width, color=COLORS[method], label=method)
+        axes.bar_label(bars, fmt="%.1f", fontsize=8, padding=2)
+    axes.set_xticks(range(len(groups)), [f"{model}\nbatch {batch}" for model, batch in groups])
+    axes.tick_params(axis="x", labelsize=9)
+    axes.set_title("work after a step, in % of the step's time", fontsize=10)
+    axes.legend(frameon=False, fontsize=9)

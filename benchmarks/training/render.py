@@ -1,0 +1,245 @@
+"""The page of clipping during training from a run's JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import mean
+
+from benchmarks.common.pages import Row, number, table, targets
+from benchmarks.training.figures import with_task
+from benchmarks.training.picture import is_drawable
+
+INTRODUCTION = """\
+# Clipping while training, side by side
+
+Made by `python -m benchmarks.training`; do not edit. Threads: {threads}, set explicitly.
+Machine: {cpu}, {cores} cores. Versions: torch {torch}, NumPy {numpy}, SciPy {scipy}, Python
+{python}, spectralclip {spectralclip}. Every layer is to stay within c = 1.
+
+- *SpectralClip* is ours, with its defaults. *FastClip* is the paper's Algorithm 3 as printed: one
+  iteration of PowerQR a step and layer, and one round of clipping every 100 steps; also every 10.
+  It runs on the library's own operators. *By backward* is the same as the published code applies
+  layers: by `.backward()`, with f(0) and the gradients of the weights computed each time. *Scale*
+  does one warm power iteration a step and layer, and divides weights by what it finds above c.
+- A *matvec* is one vector through a layer, its transpose or its gradient in the weights;
+  the work of SpectralClip on Fourier modes is counted as the matvecs that cost as much.
+- *True norms* are Rayleigh quotients in float64 of vectors that Lanczos finds, by code and from
+  vectors of its own, after the method has done its work on the step. Dense layers and 1x1
+  convolutions are decomposed. ARPACK checks the same layers twice in each run of ours.
+- SGD has a learning rate of 0.01 and momentum 0.9, Adam a learning rate of 1e-3. Images are
+  standardized; the small convnet has three 3x3 convolutions with strides 1, 2, 2 and
+  {channels} channels, and a dense layer, and learns digits in batches of 64. Accuracy is that on
+  4,000 test digits, or on 2,000 images of CIFAR-10 that were held out.
+"""
+
+
+def render(results: Row, picture: str = "../images/training.png") -> str:
+    parts = results["parts"]
+    newest = list(parts.values())[-1]
+    sections = [
+        INTRODUCTION.format(**newest["versions"], **newest["machine"], **results["settings"]),
+        "## Targets\n\n" + targets(results["figures"]),
+        _image(results, picture),
+        _overhead(parts.get("overhead")),
+        _held(parts.get("held")),
+        _growth(parts.get("growth")),
+        _tracker(parts.get("tracker")),
+        _failed(parts.get("held")),
+        _runs(parts),
+    ]
+    return "\n".join(section for section in sections if section)
+
+
+def _image(results: Row, picture: str) -> str:
+    if not is_drawable(results):
+        return ""
+    return f"![True norms while training, and the overhead, by method]({picture})\n"
+
+
+OVERHEAD = """\
+## Overhead
+
+Each method trains its own copy of the model, and all take their steps in turns on the same
+batches. *Step* is the median time of forward, backward and the optimizer's step alone; *after it*
+the mean time of the method's work, over all steps with this model, since it does not depend on
+the batch (in brackets: over those of this batch size). FastClip's clips are counted at their rate
+of one in 100 steps, also where they were made to come sooner to be measured.
+"""
+
+
+def _overhead(part: Row | None) -> str:
+    if part is None:
+        return ""
+    header = [
+        "model",
+        "batch",
+        "method",
+        "step",
+        "after it",
+        "overhead",
+        "matvecs / step / layer",
+        "true norm / c, largest",
+    ]
+    body = [
+        [
+            row["model"],
+            str(row["batch"]),
+            row["method"],
+            f"{1e3 * row['plain_seconds']:.1f} ms",
+            f"{1e3 * row['after_seconds']:.2f} ({1e3 * row['after_here_seconds']:.2f}) ms",
+            f"{100 * row['overhead']:.1f} %",
+            f"{row['num_matvecs']:.2f}",
+            number(row["norm"], 3),
+        ]
+        for row in part["rows"]
+    ]
+    return OVERHEAD + "\n" + table(header, body)
+
+
+HELD = """\
+## Norms held
+
+The largest true norm over all layers and readings after the first 5 % of the steps, read at every
+step for SpectralClip and at every 20th for the others; the loss is the mean over the last 50
+steps. Over seeds: the largest norm, and mean loss and accuracy. *Final* is after `.finalize()`.
+"""
+
+
+def _held(part: Row | None) -> str:
+    if part is None:
+        return ""
+    rows = part["rows"]
+    convnet = with_task(rows, model="small convnet")
+    resnet = with_task(rows, model="ResNet-18")
+    alone = [row for row in rows if row["task"]["rate"] is not None]
+    text = HELD
+    if convnet:
+        text += f"\nSmall convnet on {part['images']['small convnet']}, "
+        text += f"{convnet[0]['task']['steps']} steps:\n\n"
+        text += _held_table(convnet, ("padding", "optimizer"))
+    if resnet:
+        task = resnet[0]["task"]
+        text += f"\nResNet-18 of width {task['width']} on CIFAR-10, {task['steps']} steps of batch "
+        text += f"32, true norms every {task['every']}. With *compose* it is the norms of "
+        text += "convolutions with the following batch norm:\n\n"
+        text += _held_table(resnet, ("compose",))
+    if alone:
+        text += "\nStand-alone layers with zero padding and the norm c at the beginning. Each step "
+        text += "has the norm *rate* c, half of it in the direction of the first weights and half "
+        text += "in a random one, always the same or (*fresh*) a new one:\n\n"
+        text += _held_table(alone, ("model", "rate", "fresh"))
+    return text
+
+
+def _held_table(rows: list[Row], keys: Sequence[str]) -> str:
+    header = [
+        *keys,
+        "method",
+        "seeds",
+        "true norm / c",
+        "loss",
+        "matvecs / step / layer",
+        "accuracy",
+        "final norm / c",
+        "final accuracy",
+    ]
+    body = []
+    for group in _grouped(rows, lambda row: tuple(row["task"][key] for key in (*keys, "method"))):
+        first = group[0]["task"]
+        body.append(
+            [
+                *[_plain(first[key]) for key in keys],
+                first["method"],
+                str(len(group)),
+                _summary([row["norm"] for row in group], max, 4),
+                _summary([row["loss"] for row in group], mean, 4),
+                _summary([row["num_matvecs"] for row in group], mean, 2),
+                _summary([row["accuracy"] for row in group], mean, 2),
+                _summary([row["finalized_norm"] for row in group], max, 5),
+                _summary([row["finalized_accuracy"] for row in group], mean, 2),
+            ]
+        )
+    return table(header, body)
+
+
+def _growth(part: Row | None) -> str:
+    if part is None:
+        return ""
+    text = "## Growth with layers and images\n\n"
+    text += "Time of the work after a step on equal layers, 32->32 3x3 with zero padding, whose "
+    text += f"weights move by {100 * part['rate']:g} % a step, as those of the stand-alone ones.\n"
+    for varied, other, label in (
+        ("layers", "side", "layers, on images of side {}"),
+        ("side", "layers", "side of the image, {} layers"),
+    ):
+        rows = [row for row in part["rows"] if row["varied"] == varied]
+        methods = list(dict.fromkeys(row["method"] for row in rows))
+        body = [
+            [
+                str(group[0][varied]),
+                *[f"{1e3 * row['seconds']:.2f} ms" for row in group],
+                *[f"{row['num_matvecs']:.2f}" for row in group],
+            ]
+            for group in _grouped(rows, lambda row: row[varied])  # noqa: B023
+        ]
+        header = [label.format(rows[0][other]), *methods]
+        text += "\n" + table([*header, *[f"{m}, matvecs" for m in methods]], body)
+    return text
+
+
+def _tracker(part: Row | None) -> str:
+    if part is None:
+        return ""
+    text = "## Tracking\n\n"
+    text += (
+        "The small convnet learns with SGD and nothing is clipped. Share of tracked norms within "
+    )
+    text += "1e-3 of the truth, over convolutions and steps, after a few steps to begin with.\n\n"
+    header = ["padding", "method", "share", "error, median", "error, largest", "pairs a step"]
+    body = [
+        [
+            row["padding"],
+            row["method"],
+            f"{row['share']:.3f}",
+            f"{row['median_error']:.1e}",
+            f"{row['largest_error']:.1e}",
+            f"{row['pairs']:.2f}",
+        ]
+        for row in part["rows"]
+    ]
+    return text + table(header, body)
+
+
+def _failed(part: Row | None) -> str:
+    if part is None or not part["failed"]:
+        return ""
+    body = [[row["run"], row["error"]] for row in part["failed"]]
+    return "## Failed\n\n" + table(["run", "error"], body)
+
+
+def _runs(parts: Row) -> str:
+    body = [
+        [name, f"{part['seconds']:.0f}", number(part["wall_over_cpu"], 2)]
+        for name, part in parts.items()
+    ]
+    return "## Runs\n\n" + table(["part", "seconds", "wall time / CPU time"], body)
+
+
+def _grouped(rows: Iterable[Row], key: Callable[[Row], object]) -> list[list[Row]]:
+    groups: dict[object, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return list(groups.values())
+
+
+def _summary(
+    values: Iterable[float | None], summary: Callable[[list[float]], float], digits: int
+) -> str:
+    """A dash where something is not there, or went out of bounds."""
+    every = list(values)
+    known = [value for value in every if value is not None]
+    return number(summary(known), digits) if len(known) == len(every) else "-"
+
+
+def _plain(value: object) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else f"{value}"

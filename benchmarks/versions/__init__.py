@@ -1,0 +1,1 @@
+"""Two versions of the library, side by side in one run."""

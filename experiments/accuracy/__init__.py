@@ -1,0 +1,1 @@
+"""What the three tables share: their runs, their claims, and how they are written."""

@@ -1,0 +1,62 @@
+"""What is read off the runs: distances from the target, and seconds a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from experiments.accuracy.claims import Column, select_column
+from experiments.experiment import Record
+from experiments.figure_layer_norms.run import TIMED
+from experiments.judging.statistics import Summary, summary
+from experiments.judging.verdicts import by_seed
+
+CLOSE = 0.1  # from the target, to count as close to it
+
+
+def norms(record: Record) -> dict[str, float]:
+    """The true norms at the end of training, by layer."""
+    return _numbers(record.result.get("norms"))
+
+
+def distances(record: Record) -> list[float]:
+    """How far each layer's norm is from the target."""
+    return _distances(record, norms(record))
+
+
+def distances_by_epoch(record: Record) -> list[list[float]]:
+    """The same after each epoch, where norms were taken."""
+    found = [_distances(record, _numbers(e.get("norms"))) for e in record.result.get("epochs", [])]
+    return [one for one in found if one]
+
+
+def _distances(record: Record, found: Mapping[str, float]) -> list[float]:
+    target = float(record.config.get("max_norm", 1.0))
+    return [abs(value - target) for value in found.values()]
+
+
+def _numbers(found: Mapping[str, float | None] | None) -> dict[str, float]:
+    return {name: float(value) for name, value in (found or {}).items() if value is not None}
+
+
+def timed(records: Sequence[Record]) -> list[Record]:
+    """The runs of this grid that have a time, as if their configurations were of trainings."""
+    return [
+        replace(record, config={**record.config["training"], "steps": record.config["steps"]})
+        for record in records
+        if "training" in record.config and record.run.get("timing")
+    ]
+
+
+def seconds(found: Sequence[Record], column: Column, method: str) -> dict[int, float]:
+    """Seconds a step by seed, of those that `timed` gives."""
+
+    def of(record: Record) -> float:
+        return float(record.run["timing"]["seconds"][TIMED]) / int(record.config["steps"])
+
+    return by_seed(select_column(found, column, method), of)
+
+
+def mean(found: Sequence[Record], column: Column, method: str) -> Summary:
+    """The same over seeds."""
+    return summary([*seconds(found, column, method).values()])

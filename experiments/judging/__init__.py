@@ -1,0 +1,1 @@
+"""What the study makes of its runs: statistics, and verdicts on claims."""

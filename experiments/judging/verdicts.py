@@ -1,0 +1,163 @@
+"""The rule that turns comparisons into verdicts, written before the runs.
+
+A claim is a list of questions, each of which says of some number that it is above zero: mostly the
+difference between two methods, seed by seed. The rule, for all claims alike:
+
+- **reproduced**: every question's 95 % interval lies above zero. All have to, so that no correction
+  for their number is needed.
+- **contradicted**: some question's interval lies below zero, at a level of 1 - 0.05 / m for m
+  questions, because one of many would be found below zero by chance.
+- **not at this scale**: neither, or a run that the claim needs is missing, or there are fewer than
+  two seeds and thus no interval at all.
+
+No standard deviation is taken to be smaller than one image of those counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from experiments.experiment import Record, Verdict
+from experiments.judging import statistics
+
+RULE = (
+    "Reproduced if every 95 % interval over seeds lies above zero; contradicted if one lies below "
+    "zero, its level corrected for the number of comparisons; otherwise not at this scale."
+)
+SHOWN = 3  # questions named in a reason
+
+
+@dataclass(frozen=True)
+class Question:
+    """Something that a claim says is above zero.
+
+    Attributes:
+        name: In a few words, such as "mnist, with BN: fast_clip against gouk".
+        values: The number, one for each seed.
+        step: The smallest difference that could have been measured.
+        unit: Of the reason: "points" for accuracies, "factor" for logarithms of ratios, or "".
+    """
+
+    name: str
+    values: Sequence[float]
+    step: float = 0.0
+    unit: str = "points"
+
+    def interval(self, level: float = statistics.LEVEL) -> statistics.Interval:
+        """The interval of the mean."""
+        return statistics.interval(self.values, level=level, step=self.step)
+
+    def words(self) -> str:
+        """The name, the mean and its 95 % interval."""
+        found = self.interval()
+        if found.count < 2:
+            return f"{self.name}: {self._written(found.mean)} (no interval)"
+        low, high = self._written(found.low), self._written(found.high)
+        return f"{self.name}: {self._written(found.mean)} [{low}, {high}]"
+
+    def _written(self, value: float) -> str:
+        if math.isnan(value):
+            return "no runs"
+        if self.unit == "points":
+            return f"{100 * value:+.1f}"
+        if self.unit == "factor":
+            return f"× {math.exp(min(value, 700.0)):.3g}"
+        return f"{value:+.3g}"
+
+
+def judge(questions: Sequence[Question]) -> Verdict:
+    """The verdict on a claim which says that every question's number is above zero."""
+    if not questions:
+        return Verdict("not at this scale", "No runs to judge by.")
+    missing = [question for question in questions if not question.values]
+    asked = [question for question in questions if question.values]
+    level = 1 - (1 - statistics.LEVEL) / len(questions)
+    below = [question for question in asked if question.interval(level).is_below_zero]
+    # The number of a factor is its logarithm.
+    zero = "× 1" if all(question.unit == "factor" for question in questions) else "zero"
+    if below:
+        return Verdict("contradicted", f"Below {zero} in {_listed(below, len(questions))}")
+    if missing:
+        return Verdict("not at this scale", f"No runs for {_names(missing)}.")
+    above = [question for question in asked if question.interval().is_above_zero]
+    if len(above) == len(questions):
+        listed = _listed(_weakest(above), len(questions))
+        return Verdict("reproduced", f"Above {zero} in {listed}")
+    if all(len(question.values) < 2 for question in asked):
+        return Verdict("not at this scale", f"One seed, no interval: {_shown(_weakest(asked))}")
+    rest = [question for question in asked if question not in above]
+    return Verdict("not at this scale", f"Undecided in {_listed(_weakest(rest), len(questions))}")
+
+
+def by_seed(
+    records: Sequence[Record], measure: Callable[[Record], float | None], **wanted: Any
+) -> dict[int, float]:
+    """A number of each run whose configuration has the `wanted` values, by its seed.
+
+    Args:
+        records: To choose from.
+        measure: Takes the number from a record; None or NaN leaves the run out.
+        **wanted: What the configuration has to hold, such as `method="gouk"`.
+
+    Raises:
+        ValueError: Two runs have one seed.
+    """
+    found: dict[int, float] = {}
+    taken: dict[int, str] = {}
+    for record in select(records, **wanted):
+        value = measure(record)
+        if value is not None and not math.isnan(value):
+            seed = int(record.config.get("seed", 0))
+            if seed in found:
+                raise ValueError(
+                    f"runs {taken[seed]} and {record.id} are of one method and one seed, and only "
+                    "one can stand in a comparison: give variants of a method an experiment of "
+                    "their own."
+                )
+            found[seed], taken[seed] = float(value), record.id
+    return found
+
+
+def select(records: Sequence[Record], **wanted: Any) -> list[Record]:
+    """Records whose configurations hold the `wanted` values."""
+    return [
+        record
+        for record in records
+        if all(record.config.get(key) == value for key, value in wanted.items())
+    ]
+
+
+def against(
+    name: str,
+    first: Mapping[int, float],
+    second: Mapping[int, float],
+    *,
+    margin: float = 0.0,
+    step: float = 0.0,
+) -> Question:
+    """Asks whether `first` is above `second`, seed by seed, or not further below than `margin`."""
+    values = [value + margin for value in statistics.differences(first, second)]
+    return Question(name, values, step)
+
+
+def _weakest(questions: Sequence[Question]) -> list[Question]:
+    return sorted(questions, key=lambda question: question.interval().low)
+
+
+def _listed(questions: Sequence[Question], total: int) -> str:
+    return f"{len(questions)} of {total}: {_shown(questions)}"
+
+
+def _shown(questions: Sequence[Question]) -> str:
+    more = len(questions) - SHOWN
+    words = "; ".join(question.words() for question in questions[:SHOWN])
+    return f"{words}; and {more} more." if more > 0 else f"{words}."
+
+
+def _names(questions: Sequence[Question]) -> str:
+    more = len(questions) - SHOWN
+    words = "; ".join(question.name for question in questions[:SHOWN])
+    return f"{words}; and {more} more" if more > 0 else words

@@ -1,0 +1,1 @@
+"""What the study measures on trained models: true norms and times."""

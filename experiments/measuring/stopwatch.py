@@ -1,0 +1,111 @@
+"""Times, and whether they were timed undisturbed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from experiments.experiment import Record
+
+T = TypeVar("T")
+
+OWN_CORE = 0.9  # less than this share of a core, and a time is not the method's own
+UNDISTURBED = (
+    f"Runs that had other cells beside them, or less than {100 * OWN_CORE:.0f} % of a core, do not "
+    "count."
+)
+# A process that takes less than this share of a core while another is timed is at rest.
+AT_REST = 0.1
+
+
+class Stopwatch:
+    """Takes the seconds of some calls, and what share of a core this process had meanwhile."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.shares: dict[str, float] = {}
+        self._began, self._siblings = time.perf_counter(), _siblings()
+        self._starts: dict[str, tuple[float, float]] = {}
+
+    def time(self, name: str, work: Callable[[], T]) -> T:
+        """Call, and remember how long it took by the clock on the wall."""
+        self.start(name)
+        done = work()
+        self.stop(name)
+        return done
+
+    def start(self, name: str) -> None:
+        """Begin to take the time of something."""
+        self._starts[name] = time.perf_counter(), time.process_time()
+
+    def stop(self, name: str) -> None:
+        """It has ended."""
+        wall, own = self._starts.pop(name)
+        self.seconds[name] = time.perf_counter() - wall
+        self.shares[name] = (time.process_time() - own) / max(self.seconds[name], 1e-9)
+
+    def beside(self) -> int | None:
+        """How many other workers of the same engine were busy since the start, where known."""
+        elapsed = max(time.perf_counter() - self._began, 1e-9)
+        now = _siblings()
+        if now is None or self._siblings is None:
+            return None
+        ticks = os.sysconf("SC_CLK_TCK")
+        spent = [now[process] - self._siblings.get(process, 0) for process in now]
+        return sum(one / ticks > AT_REST * elapsed for one in spent)
+
+    def summary(self, threads: int) -> dict[str, Any]:
+        """All of it, as it is stored."""
+        return {
+            "seconds": dict(self.seconds),
+            "core_shares": {name: round(share, 3) for name, share in self.shares.items()},
+            "threads": threads,
+            "cells_beside": self.beside(),
+        }
+
+
+def undisturbed(records: Sequence[Record]) -> list[Record]:
+    """The timed runs that had a core to themselves."""
+    return [record for record in records if _had_own_core(record.run["timing"])]
+
+
+def _had_own_core(timing: Mapping[str, Any]) -> bool:
+    """Whether what was timed had a core to itself, from a `summary`."""
+    return not timing["cells_beside"] and min(timing["core_shares"].values()) >= OWN_CORE
+
+
+def disturbances(timings: Sequence[Mapping[str, Any]]) -> str:
+    """What else went on while times were taken, in a sentence."""
+    known = [one["cells_beside"] for one in timings if one["cells_beside"] is not None]
+    least = min(min(one["core_shares"].values()) for one in timings)
+    words = "It is not known whether other cells ran at the same time"
+    if known:
+        words = f"At most {max(known)} other cells ran at the same time"
+    return f"{words}; the measuring process had at least {100 * least:.0f} % of a core."
+
+
+def left_out(disturbed: int) -> str:
+    """How many runs are not shown because something else went on, in a sentence after others."""
+    return f" Runs that were disturbed, and are left out: {disturbed}." if disturbed else ""
+
+
+def _siblings() -> dict[int, int] | None:
+    """The clock ticks that each other process of the same parent has used; None if unknown."""
+    processes = Path("/proc")
+    if not (processes / "self" / "stat").exists():
+        return None
+    used: dict[int, int] = {}
+    for entry in processes.iterdir():
+        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+            continue
+        try:
+            # The name, which may hold anything, is in brackets.
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        if int(fields[1]) == os.getppid():
+            used[int(entry.name)] = int(fields[11]) + int(fields[12])
+    return used

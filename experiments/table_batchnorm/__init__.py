@@ -1,0 +1,20 @@
+"""Table 3: batch norms clipped on their own, against clipping conv + BN; both on CIFAR-10."""
+
+from __future__ import annotations
+
+from experiments.experiment import Experiment
+from experiments.table_batchnorm.claims import CLAIMS
+from experiments.table_batchnorm.grid import grid
+from experiments.table_batchnorm.section import section
+from experiments.trained import run
+
+EXPERIMENT = Experiment(
+    name="table_batchnorm",
+    title="Clipping batch norm, alone or with its convolution",
+    where="Table 3",
+    grid=grid,
+    run=run,
+    section=section,
+    claims=CLAIMS,
+    uses=("table_resnet", "table_dla"),
+)

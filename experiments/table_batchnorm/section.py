@@ -1,0 +1,24 @@
+"""What the report shows: the table as the paper lays it out, and a chart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from experiments.accuracy import tables
+from experiments.experiment import Record, Section
+from experiments.table_batchnorm.grid import COLUMNS, METHODS
+
+INTRODUCTION = (
+    "*BN clipped* clamps each batch norm to norm 1 on its own, as Gouk et al. do; FastClip-concat "
+    "clips convolution and batch norm together. The first two rows are those of the other tables, "
+    "with batch norms left free. In short runs FastClip-concat treats compositions every 100 steps "
+    "in place of 500."
+)
+
+
+def section(records: Sequence[Record]) -> Section:
+    """The table as the paper lays it out: ResNet-18, then DLA; and a chart of it."""
+    shown = ("none", "fast_clip", *METHODS)
+    found = [tables.by_metric(records, column, shown) for column in COLUMNS]
+    drawn = tables.chart("table_batchnorm", records, COLUMNS, shown)
+    return Section((INTRODUCTION, *found, drawn))

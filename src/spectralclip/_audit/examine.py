@@ -1,0 +1,215 @@
+"""All numbers of one operator: norm, leading values, Frobenius norm, what torch would see."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+from spectralclip._bounds import BoundsRequest, Interval, norm_bounds_and_vector
+from spectralclip._common import Shape
+from spectralclip._linalg import largest_singular_value, sum_of_squares, wide
+from spectralclip._models import unhooked
+from spectralclip._operators import (
+    LinearOperator,
+    as_operator,
+    evaluation_mode,
+    is_plain,
+    plain_numerics,
+)
+from spectralclip._spectrum import svds
+
+BATCH_NORM = nn.modules.batchnorm._BatchNorm
+_TRANSPOSED = nn.modules.conv._ConvTransposeNd
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """Up to which sizes numbers are computed directly."""
+
+    gram_side: int = 1024  # of a matrix whose eigenvalues are all computed, for one of them
+    basis_side: int = 1024  # the smaller one, up to which every basis vector is sent through
+    samples: int = 64  # random vectors for a Frobenius norm: its error is below 9 % for any layer
+    entries: int = 2**22  # of the vectors that are sent through at once: 16 MB in float32
+
+
+_SETTINGS = _Settings()
+
+
+class Request(NamedTuple):
+    """How accurate, how many values, how sure; `values_tol` is the accuracy of the values."""
+
+    k: int
+    tol: float
+    failure: float
+    deterministic: bool
+    seed: int
+    values_tol: float
+
+    def bounded(self, modules: Sequence[nn.Module], shape: Shape) -> tuple[Interval, Tensor | None]:
+        """The norm of a composition at an input shape, and its leading vector if that is known."""
+        request = BoundsRequest(self.tol, self.failure, self.deterministic)
+        return norm_bounds_and_vector(_composition(modules), shape, request, self.generator())
+
+    def generator(self) -> torch.Generator:
+        """A new source of random numbers, the same each time."""
+        return torch.Generator("cpu").manual_seed(self.seed)
+
+
+@final
+@dataclass(frozen=True)
+class Findings:
+    """What is known of an operator, in plain values."""
+
+    error: str = ""  # why nothing is; else empty
+    # The norm at each input shape
+    intervals: Mapping[Shape, Interval] = field(default_factory=dict)
+    in_shape: Shape = ()  # the shape at which the norm is largest; all that follows is at this one
+    out_shape: Shape = ()  # of its output there
+    values: tuple[float, ...] = ()  # leading singular values; empty if only the norm was asked for
+    frobenius: float = 0.0  # frobenius norm, and whether it is exact
+    frobenius_is_exact: bool = True  # whether it is known up to rounding
+    reshaped_norm: float | None = None  # what torch would see of a single module's kernel
+    kernels: tuple[int, ...] = ()  # the places of the modules that have a kernel
+
+    def norm(self, shape: Shape) -> float:
+        """The best single number for the norm at a shape: a leading value, within the interval."""
+        interval = self.intervals[shape]
+        found = self.values[0] if self.values and shape == self.in_shape else 0.0
+        return min(max(found, interval.lower), interval.upper)
+
+
+def examine(
+    modules: Sequence[nn.Module], shapes: Sequence[Shape], request: Request, *, whole: bool
+) -> Findings:
+    """What is known of a layer or chain; only its norms, unless the `whole` is asked for.
+
+    What goes wrong is said in the findings: one odd layer is to spoil no audit.
+    """
+    try:
+        with evaluation_mode(modules), plain_numerics(), torch.no_grad():
+            return _findings(modules, shapes, request, whole)
+    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+        return Findings(error=str(error) or type(error).__name__)
+
+
+def _findings(
+    modules: Sequence[nn.Module], shapes: Sequence[Shape], request: Request, whole: bool
+) -> Findings:
+    found = {shape: request.bounded(modules, shape) for shape in shapes}
+    intervals = {shape: interval for shape, (interval, _) in found.items()}
+    worst = max(shapes, key=lambda shape: intervals[shape].upper)
+    op = as_operator(_composition(modules), worst)
+    if not whole:
+        return Findings("", intervals, worst, op.out_shape)
+    frobenius, exact = frobenius_norm(op, request.generator())
+    values = _leading_values(op, request, found[worst][1])
+    if not all(map(math.isfinite, (frobenius, *values))):
+        raise ValueError(f"The spectrum of {op.name} is not finite: its weights are too large.")
+    return Findings(
+        "",
+        intervals,
+        worst,
+        op.out_shape,
+        values,
+        frobenius,
+        exact,
+        _reshaped_norm(modules[0], intervals[worst]) if len(modules) == 1 else None,
+        tuple(place for place, part in enumerate(modules) if _kernel(part) is not None),
+    )
+
+
+def _composition(modules: Sequence[nn.Module]) -> nn.Module | list[nn.Module]:
+    """As errors are to name it."""
+    return modules[0] if len(modules) == 1 else list(modules)
+
+
+def row_shape(modules: Sequence[nn.Module], shape: Shape) -> Shape:
+    """The shape of one row, where the modules act on each row of their input alone.
+
+    A dense layer on (tokens, features) is one matrix for each token: the norm is that of the
+    matrix, and its singular values, each as often as there are tokens, would say nothing more.
+    """
+    parts = map(unhooked, modules)
+    rowwise = all(is_plain(part, nn.Linear, nn.Embedding) or _is_conv1d(part) for part in parts)
+    return shape[-1:] if rowwise else shape
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """Whether it is the dense layer of transformers that goes by this name."""
+    cls = type(module)
+    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    return cls.__name__ == "Conv1D" and cls.__module__.startswith("transformers.") and not hooked
+
+
+def _leading_values(op: LinearOperator, request: Request, v0: Tensor | None) -> tuple[float, ...]:
+    k = min(request.k, *op.shape)
+    found = svds(op, op.in_shape, k, tol=request.values_tol, v0=v0, generator=request.generator())
+    return tuple(max(0.0, float(value)) for value in found.S)
+
+
+def _reshaped_norm(module: nn.Module, interval: Interval) -> float | None:
+    """The largest singular value of the kernel as a matrix, as torch's spectral_norm has it."""
+    weight = _kernel(module)
+    if weight is None:
+        return None
+    if is_plain(module, nn.Linear) and interval.kind == "exact":
+        return (interval.lower + interval.upper) / 2  # the kernel is the operator
+    # As in torch: transposed convolutions have the output channels second.
+    return _matrix_norm(weight.movedim(int(isinstance(module, _TRANSPOSED)), 0).flatten(1))
+
+
+def _kernel(module: nn.Module) -> Tensor | None:
+    weight: Any = getattr(module, "weight", None)
+    return weight.detach() if isinstance(weight, Tensor) and weight.ndim >= 2 else None
+
+
+def _matrix_norm(matrix: Tensor) -> float:
+    matrix = wide(matrix)
+    if min(matrix.shape) <= _SETTINGS.gram_side:
+        return largest_singular_value(matrix)
+    shape = (matrix.shape[1],)
+    linear = functools.partial(nn.functional.linear, weight=matrix)
+    op = as_operator(linear, shape, dtype=matrix.dtype, device=matrix.device)
+    return float(svds(op, shape, 1, tol=1e-4).S[0])
+
+
+def frobenius_norm(op: LinearOperator, generator: torch.Generator) -> tuple[float, bool]:
+    """The norm, and whether it is exact up to rounding.
+
+    A map that knows its own answers. Others are applied to every basis vector where that is
+    cheap, or to random signs: `E ||M z||^2 = ||M||_F^2` (Hutchinson). An estimate from s random
+    vectors has a relative error of about `1 / sqrt(2 s r)`, where r, at least 1, is `(trace
+    A)^2 / ||A||_F^2` for `A = M^T M`: below 9 % for any layer.
+    """
+    square = op.frobenius_sq()
+    if square is not None:
+        return math.sqrt(square), True
+    side = op.adjoint() if op.shape[0] < op.shape[1] else op
+    n = side.shape[1]
+    step = max(1, _SETTINGS.entries // max(side.shape))
+    if n <= _SETTINGS.basis_side:
+        places = torch.arange(n, device="cpu").split(step)
+        return math.sqrt(sum(_square(side, _unit_rows(part, n)) for part in places)), True
+    samples = _SETTINGS.samples
+    counts = [min(step, samples - start) for start in range(0, samples, step)]
+    total = sum(_square(side, _random_signs(count, n, generator)) for count in counts)
+    return math.sqrt(total / samples), False
+
+
+def _square(op: LinearOperator, rows: Tensor) -> float:
+    return sum_of_squares(op.forward_rows(rows.to(op.device, op.dtype)))
+
+
+def _unit_rows(places: Tensor, n: int) -> Tensor:
+    return torch.nn.functional.one_hot(places, n)
+
+
+def _random_signs(count: int, n: int, generator: torch.Generator) -> Tensor:
+    bits = torch.randint(2, (count, n), generator=generator, dtype=torch.int8, device="cpu")
+    return 2 * bits - 1

@@ -1,0 +1,182 @@
+"""Audits and comparisons as tables: for a terminal with rich, and as plain text."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from spectralclip._audit.layer import LayerAudit
+from spectralclip._bounds import Interval
+from spectralclip._common import ITSELF, printable, shown_name, shown_reason
+from spectralclip._lipschitz import NetworkBound
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_FOLDED = 10  # characters in a line of a column of words, at least
+_BORDERS = 3  # characters between two columns
+
+
+class Column(NamedTuple):
+    """A heading, and on which side of the column its numbers stand.
+
+    Where there is little room, columns that are `dispensable` go: the largest number first.
+    """
+
+    heading: str
+    justify: str = "right"
+    dispensable: int = 0
+
+
+class Sheet(NamedTuple):
+    """A table before it is drawn."""
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+    footer: str
+
+
+LAYER_COLUMNS = (
+    Column("layer", "left"),
+    Column("what", "left", 1),
+    Column("norm"),
+    Column("rest x BN", dispensable=2),
+    Column("torch sees", dispensable=3),
+    Column("stable rank", dispensable=4),
+)
+CHANGE_COLUMNS = (
+    Column("layer", "left"),
+    Column("before"),
+    Column("after"),
+    Column("change", dispensable=1),
+)
+
+
+def layer_row(layer: LayerAudit) -> tuple[str, ...]:
+    """One line of an audit."""
+    apart = "" if layer.batch_norm is None else f"{layer.linear or 0:.3g} x {layer.batch_norm:.3g}"
+    return (
+        short_name(layer.name),
+        _what(layer),
+        interval_text(layer.norm),
+        apart,
+        "" if layer.reshaped_norm is None else f"{layer.reshaped_norm:.3g}",
+        f"{layer.stable_rank:.3g}",
+    )
+
+
+def _what(layer: LayerAudit) -> str:
+    if layer.role == "layer":
+        return f"{layer.kind} {layer.geometry}"
+    return "together, compensates" if layer.compensates else "together"
+
+
+def short_name(name: str) -> str:
+    """The name of a chain, in which later parts leave out what the first has: "block.conv+bn"."""
+    first, *others = name.split("+")
+    inside = f"{first.rpartition('.')[0]}."
+    return "+".join([first, *(other.removeprefix(inside) for other in others)]) or ITSELF
+
+
+def interval_text(interval: Interval | None) -> str:
+    """An interval by its ends, one number where they agree to four digits."""
+    if interval is None:
+        return "-"
+    low, high = f"{at_least_zero(interval.lower):.4g}", f"{interval.upper:.4g}"
+    return low if low == high else f"{low} .. {high}"
+
+
+def at_least_zero(lower: float) -> float:
+    """The lower end of a norm as a reader expects it: rounding may leave a zero with a sign."""
+    return max(0.0, lower)
+
+
+def bound_text(bound: NetworkBound | None, *, failed: bool = False) -> str:
+    """The network's Lipschitz interval in one line, and a line for each place without a bound."""
+    if bound is None:
+        return f"Lipschitz constant of the network: not {'to be had' if failed else 'asked for'}."
+    upper = "no upper bound" if math.isinf(bound.upper) else f"at most {bound.upper:.4g}"
+    more = f" (the layers apart: {bound.product:.4g})" if math.isfinite(bound.product) else ""
+    lower = f"{at_least_zero(bound.lower):.4g}"
+    line = f"Lipschitz constant of the network: at least {lower}, {upper}{more}."
+    places = [f"{shown_name(one.where)}: {shown_reason(one.reason)}" for one in bound.unbounded]
+    return "\n".join([line, *(f"  unbounded at {place}" for place in places)])
+
+
+def rich_table(sheet: Sheet) -> Table:
+    """The table, for a rich console."""
+    try:
+        for module in ("rich.table", "rich.text"):
+            importlib.import_module(module)
+        from spectralclip._audit.fitting import FittingTable
+    except ImportError as error:
+        raise ImportError(
+            f'A table in colour needs the package "rich", which could not be imported ({error}): '
+            'pip install "spectralclip[cli]", or print the object itself for plain text.',
+            name="rich",
+        ) from error
+    return FittingTable(sheet)
+
+
+def fitted(sheet: Sheet, width: int) -> Sheet | None:
+    """The sheet with the columns for which there is room; None if there is too little.
+
+    Numbers are never cut short, and names are folded only so far that they can be read.
+    """
+    chosen = list(range(len(sheet.columns)))
+    while _least_width(sheet, chosen) > width:
+        dispensable = [index for index in chosen if sheet.columns[index].dispensable]
+        if not dispensable:
+            return None
+        chosen.remove(max(dispensable, key=lambda index: sheet.columns[index].dispensable))
+    gone = [column.heading for at, column in enumerate(sheet.columns) if at not in chosen]
+    if not gone:
+        return sheet
+    return Sheet(
+        sheet.title,
+        [sheet.columns[index] for index in chosen],
+        [[row[index] for index in chosen] for row in sheet.rows],
+        "\n".join([sheet.footer, f"No room for: {', '.join(gone)}."]),
+    )
+
+
+def _least_width(sheet: Sheet, chosen: Sequence[int]) -> int:
+    """Of a table of the chosen columns, borders included."""
+    width = 1
+    for index in chosen:
+        column = sheet.columns[index]
+        longest = max(map(len, (column.heading, *(printable(row[index]) for row in sheet.rows))))
+        width += _BORDERS + (min(longest, _FOLDED) if column.justify == "left" else longest)
+    return width
+
+
+def as_lines(sheet: Sheet) -> str:
+    """The necessary columns of each row in one line, for the narrowest of terminals."""
+    lines = []
+    for name, *cells in sheet.rows:
+        pairs = zip(sheet.columns[1:], cells, strict=True)
+        numbers = [f"{col.heading} {cell}" for col, cell in pairs if cell and not col.dispensable]
+        lines.append(printable(f"{name}: {', '.join(numbers)}"))
+    return "\n".join([printable(sheet.title), *lines, sheet.footer])
+
+
+def plain_table(sheet: Sheet) -> str:
+    """The same as text, columns under each other."""
+    headings = [column.heading for column in sheet.columns]
+    lines = [[printable(cell) for cell in row] for row in (headings, *sheet.rows)]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    left = [column.justify == "left" for column in sheet.columns]
+    body = [_line(cells, widths, left) for cells in lines]
+    rule = "-" * max(map(len, body))
+    return "\n".join([printable(sheet.title), body[0], rule, *body[1:], rule, sheet.footer])
+
+
+def _line(cells: Iterable[str], widths: Iterable[int], left: Iterable[bool]) -> str:
+    padded = (
+        cell.ljust(width) if side else cell.rjust(width)
+        for cell, width, side in zip(cells, widths, left, strict=True)
+    )
+    return "  ".join(padded).rstrip()

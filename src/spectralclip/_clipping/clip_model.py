@@ -1,0 +1,186 @@
+"""`clip_model_`: every affine layer of a model within its bound."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import nn
+
+from spectralclip._clipping.clip import ClipResult, clip_, restored_on_failure
+from spectralclip._clipping.free_weights import Move
+from spectralclip._common import Shape, positive_number, shown
+from spectralclip._models import Compose, ExampleInputs, FoundLayer, Pairs, find_layers
+from spectralclip._spectrum import spectral_norm
+
+Targets: TypeAlias = float | Mapping[str, float] | Callable[[str, FoundLayer], float | None]
+
+# Layers that share a weight, or are used at several sizes, pull at each other: so often at most.
+PASSES = 5
+
+
+def clip_model_(
+    model: nn.Module,
+    example_inputs: ExampleInputs,
+    max_norm: Targets = 1.0,
+    *,
+    compose: Compose = True,
+    pairs: Pairs = (),
+    tol: float = 1e-3,
+    exact: bool = False,
+    certify: bool | Literal["deterministic"] = False,
+    move: Move = "first",
+    generator: torch.Generator | None = None,
+    progress: bool = True,
+) -> dict[str, ClipResult]:
+    """Clip every affine layer of a model, in place, each as `clip_` does.
+
+    Where a layer is used at several input sizes, the bound holds at each of them; where layers
+    share a weight, it holds for each of them.
+
+    Args:
+        model: Any module.
+        example_inputs: What the model is called with, as for `find_layers`.
+        max_norm: One bound for all; or a bound for some layers by name, as `find_layers` names
+            them; or a function of a layer's name and `FoundLayer`, which may return None for
+            one that is to be left alone.
+        compose: Bound a dense layer or convolution together with the batch norm that directly
+            follows it (True), all layers that directly follow each other together ("chains"), or
+            each layer by itself (False); as for `find_layers`.
+        pairs: Layers to bound together besides, by name; as for `find_layers`.
+        tol: As for `clip_`.
+        exact: As for `clip_`.
+        certify: As for `clip_`.
+        move: As for `clip_`.
+        generator: Source of random vectors; by default the same for each layer.
+        progress: Show a progress bar, where `rich` is installed and the output is a terminal.
+
+    Returns:
+        A `ClipResult` for each layer, by name. For one that was clipped several times, the
+        distances of the steps are added up, and no lower bound is given.
+
+    Raises:
+        ValueError: A layer cannot be clipped; the whole model is as it was.
+
+    Example:
+        >>> import torch
+        >>> from spectralclip import clip_model_
+        >>> model = torch.nn.Sequential(
+        ...     torch.nn.Conv2d(1, 8, 3, padding=1),
+        ...     torch.nn.ReLU(),
+        ...     torch.nn.Flatten(),
+        ...     torch.nn.Linear(8 * 6 * 6, 10),
+        ... )
+        >>> results = clip_model_(model, torch.zeros(1, 1, 6, 6), max_norm=0.5)
+        >>> [name for name, result in results.items() if result.norm_after < 0.501]
+        ['0', '3']
+    """
+    layers = find_layers(model, example_inputs, compose, pairs=pairs)
+    targets = layer_targets(layers, max_norm)
+    return clip_found_layers_(
+        layers,
+        targets,
+        tol=tol,
+        exact=exact,
+        certify=certify,
+        move=move,
+        generator=generator,
+        progress=progress,
+    )
+
+
+def clip_found_layers_(
+    layers: Mapping[str, FoundLayer],
+    targets: Mapping[str, float],
+    *,
+    progress: bool = False,
+    certify: bool | Literal["deterministic"] = False,
+    **settings: Any,
+) -> dict[str, ClipResult]:
+    """Clip layers that have been found, each to its target, or none; `settings` as for `clip_`."""
+    uses = [(name, shape) for name in targets for shape in layers[name].in_shapes]
+    results: dict[str, ClipResult] = {}
+
+    def clip(name: str, in_shape: Shape) -> bool:
+        """Clip one use of a layer; whether that moved it."""
+        try:
+            modules = list(layers[name].modules)
+            result = clip_(modules, in_shape, targets[name], certify=certify, **settings)
+        except ValueError as error:
+            raise ValueError(
+                f"Layer {name!r} cannot be clipped, and the model is left as it was: {error} "
+                "(Layers are left alone by giving max_norm by name, or a function that returns "
+                "None.)"
+            ) from error
+        results[name] = _together(results.get(name), result)
+        return result.distance > 0
+
+    seen = progress and sys.stderr.isatty()
+    parts = [module for layer in layers.values() for module in layer.modules]
+    with restored_on_failure(parameter for part in parts for parameter in part.parameters()):
+        with shown(seen, "clip", len(uses)) as steps:
+            moved = []
+            for name, in_shape in uses:
+                steps.begin(name)
+                moved += [(name, in_shape)] if clip(name, in_shape) else []
+                steps.done(name)
+        entangled = [use for use in uses if _is_entangled(layers[use[0]])]
+        for _ in range(PASSES - 1):
+            if not any(use in entangled for use in moved):
+                break
+            moved = [use for use in entangled if clip(*use)]
+        for name in dict.fromkeys(name for name, _ in entangled if not certify):
+            # Others have pulled at the same weight since.
+            modules, shapes = list(layers[name].modules), layers[name].in_shapes
+            norm = max(
+                float(spectral_norm(modules, shape, tol=settings.get("tol", 1e-3)))
+                for shape in shapes
+            )
+            results[name] = replace(results[name], norm_after=norm)
+    return results
+
+
+def layer_targets(layers: Mapping[str, FoundLayer], max_norm: Targets) -> dict[str, float]:
+    """The bound of each layer that is to have one."""
+    if isinstance(max_norm, Mapping):
+        unknown = [name for name in max_norm if name not in layers]
+        if unknown:
+            raise ValueError(
+                f"max_norm names {unknown}, which are not among the affine layers found: "
+                f"{list(layers)}. With compose=True a layer and the following batch norm have one "
+                "name together; skipped_layers says what was left out, and why."
+            )
+        given = {name: max_norm[name] for name in layers if name in max_norm}
+    elif callable(max_norm):
+        answers = {name: max_norm(name, layer) for name, layer in layers.items()}
+        given = {name: bound for name, bound in answers.items() if bound is not None}
+    else:
+        return dict.fromkeys(layers, positive_number(max_norm, "max_norm"))
+    return {
+        name: positive_number(bound, f"max_norm of layer {name!r}") for name, bound in given.items()
+    }
+
+
+def _is_entangled(layer: FoundLayer) -> bool:
+    return len(layer.in_shapes) > 1 or bool(layer.shared)
+
+
+def _together(before: ClipResult | None, result: ClipResult) -> ClipResult:
+    """Two clips of one layer as one: the larger of the norms that were left."""
+    if before is None:
+        return result
+    moved = result.distance > 0
+    return replace(
+        result,
+        norm_before=max(before.norm_before, 0.0 if before.distance else result.norm_before),
+        norm_after=result.norm_after if moved else max(before.norm_after, result.norm_after),
+        distance=before.distance + result.distance,
+        distance_lower_bound=None if moved else before.distance_lower_bound,
+        num_matvecs=before.num_matvecs + result.num_matvecs,
+        rounds=before.rounds + result.rounds,
+        converged=before.converged and result.converged,
+        flops=before.flops + result.flops,
+    )

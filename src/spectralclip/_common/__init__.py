@@ -1,0 +1,52 @@
+"""Numbers, names and files as users give them: what every other room may use."""
+
+from spectralclip._common.amx import FaultyProcessorError, explained, needed
+from spectralclip._common.commands import (
+    BAD_INPUT,
+    FINE,
+    INTERRUPTED,
+    NOBODY_READS,
+    TERMINATED,
+    Problem,
+    Terminated,
+    cannot,
+    guarded,
+    note,
+    one_line,
+)
+from spectralclip._common.files import replacing, require_writable, write_text, write_texts
+from spectralclip._common.numbers import positive_number
+from spectralclip._common.progress import Progress, Steps, shown
+from spectralclip._common.shapes import Shape, as_shape
+from spectralclip._common.text import ITSELF, printable, shown_name, shown_reason
+
+__all__ = [
+    "BAD_INPUT",
+    "FINE",
+    "INTERRUPTED",
+    "ITSELF",
+    "NOBODY_READS",
+    "TERMINATED",
+    "FaultyProcessorError",
+    "Problem",
+    "Progress",
+    "Shape",
+    "Steps",
+    "Terminated",
+    "as_shape",
+    "cannot",
+    "explained",
+    "guarded",
+    "needed",
+    "note",
+    "one_line",
+    "positive_number",
+    "printable",
+    "replacing",
+    "require_writable",
+    "shown",
+    "shown_name",
+    "shown_reason",
+    "write_text",
+    "write_texts",
+]

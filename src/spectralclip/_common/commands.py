@@ -1,0 +1,116 @@
+"""How a command of a terminal ends: one line for the user and an exit code, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, final
+
+from spectralclip._common.amx import FaultyProcessorError
+from spectralclip._common.text import printable
+
+FINE, BAD_INPUT, INTERRUPTED, NOBODY_READS, TERMINATED = 0, 2, 130, 141, 143
+LONGEST = 400  # characters of a foreign message that are shown
+
+
+class Problem(Exception):
+    """Something that the user can put right: what it is, what was expected, what to do."""
+
+
+@final
+class Terminated(BaseException):
+    """Another process has ended this one by SIGTERM, and waits for it to clear up."""
+
+
+def guarded(
+    run: Callable[[], int],
+    *,
+    debug: bool,
+    notes: Mapping[int, str],
+    interrupts: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
+    broken_pipe: type[Exception] = BrokenPipeError,
+) -> int:
+    """Run a command and return its exit code; an error becomes one line on stderr.
+
+    Args:
+        run: The command, which returns its exit code.
+        debug: Whether an error's traceback is printed too.
+        notes: What to say for an exit code, such as that nothing was written.
+        interrupts: What Ctrl-C raises, by itself or through the parser of the command line.
+        broken_pipe: What is raised where nobody reads the output any more.
+    """
+    try:
+        with _unwound_by_sigterm():
+            code = run()
+    except interrupts:
+        code = INTERRUPTED
+    except Terminated:
+        code = TERMINATED
+    except broken_pipe:
+        # What is left in buffers goes nowhere, without complaint when the interpreter closes them.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = NOBODY_READS
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        note(f"error: {_message(error)}")
+        code = BAD_INPUT
+    if code in notes:  # the parser may return the code of an interruption, too
+        note(notes[code])
+    return code
+
+
+def note(text: str) -> None:
+    """Tell the user, in one line, something that is not a part of the output."""
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+def one_line(error: BaseException) -> str:
+    """A foreign error's message on one line, or its type where it has none."""
+    text = " ".join(str(error).split())
+    if len(text) > LONGEST:
+        text = f"{text[:LONGEST]} ..."
+    return text or type(error).__name__
+
+
+def cannot(action: str, error: OSError) -> Problem:
+    """A file that cannot be read or written, as a problem."""
+    return Problem(f"cannot {action} {error.filename}: {error.strerror or one_line(error)}.")
+
+
+def _message(error: Exception) -> str:
+    """One line on what is wrong."""
+    if hasattr(error, "format_message"):  # of the parser of the command line
+        context = getattr(error, "ctx", None)
+        where = f"{context.command_path} " if context is not None else ""
+        text = " ".join(str(error.format_message()).split()).rstrip(".")
+        return f"{text}. See {where}--help."
+    if isinstance(error, Problem):
+        return " ".join(str(error).split())
+    if isinstance(error, (ValueError, FaultyProcessorError)):
+        return one_line(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return str(cannot("use", error))
+    return f"{type(error).__name__}: {one_line(error)} (--debug shows where)"
+
+
+@contextmanager
+def _unwound_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM unwind the stack, as Ctrl-C does, so that files and processes are cleared up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

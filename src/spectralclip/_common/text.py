@@ -1,0 +1,40 @@
+"""Names and messages as a person may see them: no character of theirs is obeyed or hidden.
+
+Names of modules can hold any character. Some clear the screen, some turn the reading direction
+around, a NUL ends a text for some programs, and half a surrogate pair cannot be written at all.
+"""
+
+from __future__ import annotations
+
+LONGEST = 400  # characters of a message: torch's list of all backends of an operation has 15,000
+
+
+def printable(text: str) -> str:
+    r"""The text on one line, with what a terminal or a page might obey spelled out.
+
+    Example:
+        >>> from spectralclip._common.text import printable
+        >>> print(printable("\x1b[2Jlayer\n1\x00"))
+        \x1b[2Jlayer\n1\x00
+    """
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else _escaped(one) for one in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+ITSELF = "the model itself"  # which has no name among its modules
+
+
+def shown_name(name: str) -> str:
+    """The name of a module or chain; words for the model, whose name is empty."""
+    return printable(name) or ITSELF
+
+
+def shown_reason(why: str) -> str:
+    """A message, which may have had several lines or pages, on one line."""
+    text = printable(" ".join(why.split()))
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."

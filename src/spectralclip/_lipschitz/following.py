@@ -1,0 +1,100 @@
+"""`follow`: one forward pass of a model, as the flow of its input's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from spectralclip._lipschitz.flow import Flow
+from spectralclip._lipschitz.recorder import Calls, Functions, Operations
+from spectralclip._lipschitz.recording import HIDDEN, TOKEN, Recording, hides_tensors
+from spectralclip._lipschitz.rules import ATTENTION, RECURRENT
+from spectralclip._models import (
+    BATCH_NORM,
+    Inputs,
+    Survey,
+    bare_modules,
+    connectors,
+    in_evaluation,
+    tensors_in,
+)
+from spectralclip._operators import is_plain, plain_numerics
+
+_OPAQUE: dict[type[nn.Module], str] = {
+    nn.MultiheadAttention: ATTENTION,
+    nn.RNNBase: RECURRENT,
+    nn.RNNCellBase: RECURRENT,
+}
+# Functions of which more is known than of the operations that they consist of, and why nothing is
+# known of some others.
+_WHOLE_FUNCTIONS: dict[Any, str] = {
+    F.softsign: "",
+    F.tanhshrink: "",
+    F.pad: "",
+    F.rms_norm: "",
+    F.normalize: "",
+    F.scaled_dot_product_attention: ATTENTION,
+    F.multi_head_attention_forward: ATTENTION,
+}
+
+
+class NotFollowedError(RuntimeError):
+    """The model did not run while its operations were followed."""
+
+
+@plain_numerics()
+def follow(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    whole: Mapping[nn.Module, str] | None = None,
+) -> Flow:
+    """Run a model, as in evaluation, and follow what becomes of its input."""
+    args, kwargs = tree_map_only(Tensor, lambda x: x.detach().clone(), (list(args), dict(kwargs)))
+    if whole is None:
+        whole = taken_as_one(Survey.of(model, Inputs(tuple(args), kwargs)))
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(in_evaluation(model))
+        names = {module: name for name, module in bare_modules(model)}
+        recording = Recording(names, [*model.parameters(), *model.buffers()])
+        stack.callback(recording.put_back)
+        if hides_tensors((args, kwargs)):
+            recording.flow.escapes.append(("", "input", HIDDEN))
+        for tensor in tensors_in((args, kwargs)):
+            if tensor.is_floating_point():
+                recording.source(tensor)
+            elif tensor.is_complex():
+                recording.flow.escapes.append(("", "input", "complex numbers are not followed"))
+            else:
+                recording.tag([tensor], frozenset({TOKEN}))
+        stack.enter_context(Calls(recording, whole).hooked())
+        try:
+            with Operations(recording), Functions(recording, _WHOLE_FUNCTIONS):
+                output = model(*args, **kwargs)
+            return recording.close(output)
+        except Exception as error:
+            raise NotFollowedError(str(error)) from error
+
+
+def taken_as_one(survey: Survey) -> dict[nn.Module, str]:
+    """The modules whose calls count as one operation: affine ones, and those out of reach."""
+    whole = {part: "" for layer in survey.layers(False).values() for part in layer.modules}
+    whole.update((part, "") for _, part in connectors(survey.model))
+    for _, module in bare_modules(survey.model):
+        if is_plain(module, BATCH_NORM) and getattr(module, "running_mean", None) is not None:
+            whole[module] = ""
+        for kind, reason in _OPAQUE.items():
+            if isinstance(module, kind):
+                whole[module] = reason
+    return {
+        module: reason
+        for module, reason in whole.items()
+        if not isinstance(module, (nn.Embedding, nn.EmbeddingBag, torch.jit.ScriptModule))
+    }

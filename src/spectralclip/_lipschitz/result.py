@@ -1,0 +1,171 @@
+"""What is known of a network's Lipschitz constant, from what, and the radius that it certifies."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+
+@final
+@dataclass(frozen=True)
+class Step:
+    """One rule on the way from the input to the output.
+
+    Attributes:
+        where: The module at work, or those of an affine chain joined by "+"; "" for the model
+            itself.
+        operation: What was done.
+        factor: By how much distances grow at most in this step.
+        bound: By how much they have grown at most since the input; infinite after a place without
+            a bound.
+        note: What else to know.
+    """
+
+    where: str
+    operation: str
+    factor: float
+    bound: float
+    note: str = ""
+
+
+@final
+@dataclass(frozen=True)
+class Unbounded:
+    """A place for which there is no bound.
+
+    Attributes:
+        where: The module at work; "" for the model itself.
+        operation: What was done.
+        reason: Why it has no bound, or why none is known.
+    """
+
+    where: str
+    operation: str
+    reason: str
+
+    def __str__(self) -> str:
+        """In one line."""
+        return f"{self.where or 'the model'}: {self.operation}: {self.reason}"
+
+
+_FEW, _WIDTH = 6, 100  # places that are printed of each kind, and signs on a line
+
+
+@final
+@dataclass(frozen=True, repr=False)
+class NetworkBound:
+    """An interval that holds the Lipschitz constant of a network, in the l2 norm.
+
+    Printed, it is a summary: the ends, the first places without a bound, and the steepest steps.
+
+    Attributes:
+        lower: The largest norm of the Jacobian that was found next to the example inputs.
+        upper: An upper bound; infinite if there is a place without one.
+        failure: Probability that the upper end is too small, at most.
+        product: The upper bound by the same rules with each layer and batch norm bounded apart.
+        unbounded: The places without a bound on which the output depends. Each says `where` it
+            is (the module at work, "" for the model itself), which `operation`, and the `reason`.
+        steps: The rules that led to the upper bound, in order. Each says `where`, which
+            `operation`, by which `factor` distances grow at most in it, the `bound` on their
+            growth since the input, and a `note`.
+        local_norms: The norm of the Jacobian at each example input, from below.
+    """
+
+    lower: float
+    upper: float
+    failure: float
+    product: float
+    unbounded: tuple[Unbounded, ...] = ()
+    steps: tuple[Step, ...] = ()
+    local_norms: tuple[float, ...] = ()
+
+    @property
+    def ratio(self) -> float:
+        """`upper / lower`: how much is left in the dark."""
+        if self.lower > 0:
+            return self.upper / self.lower
+        return 1.0 if self.upper == 0 else math.inf
+
+    def __repr__(self) -> str:
+        """The numbers, and how many of the rest there are."""
+        counts = (("unbounded", self.unbounded), ("steps", self.steps))
+        rest = ", ".join(f"{name}=<{len(items)}>" for name, items in counts)
+        return (
+            f"NetworkBound(lower={self.lower:.6g}, upper={self.upper:.6g}, "
+            f"failure={self.failure:.3g}, product={self.product:.6g}, {rest}, "
+            f"local_norms=<{len(self.local_norms)}>)"
+        )
+
+    def __str__(self) -> str:
+        """A summary of a few lines."""
+        lines = [f"Lipschitz constant: at least {self.lower:.6g}, {self._above()}"]
+        lines += _listed("no bound at", [str(place) for place in self.unbounded], "unbounded")
+        steep = sorted(
+            (step for step in self.steps if math.isfinite(step.factor) and step.factor > 1),
+            key=lambda step: -step.factor,
+        )
+        told = [
+            f"{step.where or 'the model'}: {step.operation}: {step.factor:.4g}" for step in steep
+        ]
+        lines += _listed("growth at", told, "steps")
+        return "\n".join(
+            line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..." for line in lines
+        )
+
+    def _above(self) -> str:
+        if math.isinf(self.upper):
+            return "no upper bound"
+        sure = f", but for a probability of {self.failure:.2g}" if self.failure else ""
+        return f"at most {self.upper:.6g}{sure} (each layer apart: {self.product:.6g})"
+
+
+def _listed(title: str, items: list[str], attribute: str) -> list[str]:
+    """The first of some items, one a line, and how many there are besides."""
+    lines = [f"  {title} " + " ".join(item.split()) for item in items[:_FEW]]
+    more = len(items) - _FEW
+    return [*lines, f"  and {more} more, in .{attribute}"] if more > 0 else lines
+
+
+def certified_radius(logits: Tensor, lipschitz: float | NetworkBound) -> Tensor:
+    """The distance, in the l2 norm, within which no input is classified otherwise.
+
+    If the logits are L-Lipschitz, the difference of any two of them is `sqrt(2) L`-Lipschitz. So
+    the largest stays the largest while the input moves by less than `margin / (sqrt(2) L)`, with
+    the margin between the largest and the next.
+
+    Args:
+        logits: What the classifier returned, the classes along the last axis.
+        lipschitz: A Lipschitz constant of the map from input to logits; of a `NetworkBound`, its
+            upper end.
+
+    Returns:
+        One radius for each row; zero where the Lipschitz constant is infinite.
+
+    Raises:
+        ValueError: There are fewer than two classes, or the constant is not one.
+
+    Example:
+        >>> import torch
+        >>> from spectralclip import certified_radius
+        >>> certified_radius(torch.tensor([[3.0, 1.0, 0.0]]), 2.0)
+        tensor([0.7071])
+    """
+    constant = lipschitz.upper if isinstance(lipschitz, NetworkBound) else float(lipschitz)
+    if math.isnan(constant) or constant < 0:
+        raise ValueError(f"lipschitz must be a number that is not negative, got {constant}.")
+    if logits.ndim == 0 or logits.shape[-1] < 2:
+        raise ValueError(
+            "logits must have at least two classes along the last axis, got shape "
+            f"{tuple(logits.shape)}. For a single logit z, the radius is |z| / L."
+        )
+    logits = logits.detach()
+    logits = logits if logits.is_floating_point() else logits.to(torch.get_default_dtype())
+    top = torch.topk(logits, 2, dim=-1).values
+    margin = top[..., 0] - top[..., 1]
+    if constant == 0:  # nothing ever changes, unless it is undecided already
+        return torch.where(margin > 0, math.inf, 0.0).to(margin)
+    return margin / (math.sqrt(2) * constant)

@@ -1,0 +1,176 @@
+"""`attach`: keep a model's norms in check while it trains, one line beside the optimizer."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+from torch.optim import Optimizer
+
+from spectralclip._clipping import Targets, layer_targets
+from spectralclip._models import ExampleInputs, FoundLayer, Pairs, find_layers, unwrapped
+from spectralclip._operators import plain_numerics
+from spectralclip._training.attachment import LIVE, Attachment, Schedule
+from spectralclip._training.method import Method, warn
+from spectralclip._training.optimizers import (
+    Optimizers,
+    checked_optimizers,
+    evaluates_other_weights,
+)
+from spectralclip._training.spectral_clip import SpectralClip
+
+
+@plain_numerics()
+def attach(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer] | None,
+    example_inputs: ExampleInputs,
+    *,
+    method: Method | None = None,
+    max_norm: Targets = 1.0,
+    schedule: Schedule | None = None,
+    pairs: Pairs = (),
+    seed: int = 0,
+) -> Attachment:
+    """Keep the norms of a model's layers in check while it trains.
+
+    The model is not wrapped: its modules, hooks and `state_dict` keys stay as they are, and
+    whatever the method remembers belongs to the `Attachment`. It works after each
+    `optimizer.step()`, so that gradient accumulation and clipping, mixed precision and compiled
+    models need nothing special; steps that a `GradScaler` skips are skipped here too.
+
+    Args:
+        model: The model, plain, compiled, or wrapped by `DistributedDataParallel`, or sharded
+            by `fully_shard`.
+        optimizer: The one that trains the model, or several, each for weights of its own. Layers
+            without a weight of theirs are left alone, with a warning, as are frozen ones:
+            `Attachment.uncovered` lists both. None for a loop that calls `.step()` itself.
+        example_inputs: What the model is called with, as for `find_layers`.
+        method: One of `spectralclip.methods`, or your own; by default `SpectralClip()`.
+        max_norm: One bound for all; or a bound for some layers by name, as `find_layers` names
+            them; or a function of a layer's name and `FoundLayer`, which may return None for
+            one that is to be left alone.
+        schedule: A function of the number of steps done that the bounds are multiplied with.
+        pairs: Layers and the batch norms behind them, as for `find_layers`, where a method bounds
+            both together.
+        seed: For the random vectors of the method.
+
+    Returns:
+        An `Attachment`.
+
+    Raises:
+        ValueError: There is no layer for the method, or a bound is not positive; another
+            attachment has a layer, and one of the two methods reparametrizes it; or the optimizer
+            evaluates other weights than it trains, as schedule-free ones do.
+
+    Example:
+        >>> import torch
+        >>> from spectralclip import attach
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        >>> attachment = attach(model, optimizer, torch.zeros(1, 8), max_norm=0.5)
+        >>> model(torch.randn(32, 8)).square().sum().backward()
+        >>> optimizer.step()
+        >>> bool(torch.linalg.matrix_norm(model[0].weight, 2) <= 0.5001)
+        True
+    """
+    if schedule is not None and not callable(schedule):
+        raise TypeError(f"schedule must be a function of the number of steps, got {schedule!r}.")
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            "attach takes (model, optimizer, example_inputs, method=...): the model must be an "
+            f"nn.Module, got {model!r}."
+        )
+    method = SpectralClip() if method is None else method
+    if not isinstance(method, Method):
+        raise TypeError(f"method must be a Method such as SpectralClip(), got {method!r}.")
+    bare, optimizers = unwrapped(model), checked_optimizers(optimizer)
+    _refuse_evaluated_elsewhere(method, optimizers)
+    found = find_layers(bare, example_inputs, method.composes, pairs=pairs)
+    wanted = {name: layer for name, layer in found.items() if method.takes(layer)}
+    bounds = layer_targets(wanted, max_norm)
+    if not bounds:
+        _refuse_others(method, found)
+        raise ValueError(
+            f"{type(method).__name__} found no layer to take care of among {list(found)}: "
+            "skipped_layers says what else there is in the model, and why it is left out."
+        )
+    layers = {name: wanted[name] for name in bounds}
+    _refuse_others(method, layers)
+    held = optimizers.held()
+    if held is not None and not any(id(parameter) in held for parameter in bare.parameters()):
+        raise ValueError(
+            f"The optimizer has no parameter of the model with the layers {list(layers)}: "
+            "nothing would be done. Give the one that trains this model, made from the "
+            "parameters that it has now."
+        )
+    _warn_of_another(layers, optimizers)
+    attachment = Attachment(method, bare, layers, optimizers, bounds, schedule, seed)
+    _warn_of_uncovered(attachment)
+    return attachment
+
+
+def _refuse_evaluated_elsewhere(method: Method, optimizers: Optimizers) -> None:
+    for optimizer in optimizers.given if method.moves_weights else ():
+        if evaluates_other_weights(optimizer):
+            name = type(optimizer).__name__
+            raise ValueError(
+                f"{name} evaluates other weights than those it trains: its eval() extrapolates "
+                f"them, beyond any bound that {type(method).__name__} keeps while training. Use "
+                "methods.Parametrize(), which bounds whatever weights the model computes with; or "
+                f"train without a bound, call eval() of {name} and then clip_model_()."
+            )
+
+
+def _warn_of_another(layers: Mapping[str, FoundLayer], optimizers: Optimizers) -> None:
+    """Say that a layer is taken care of twice: most often a line that was run again."""
+    for other in LIVE:
+        for name, layer in layers.items():
+            held = other.layers.get(name)
+            same = held is not None and list(map(id, held.modules)) == list(map(id, layer.modules))
+            if same and optimizers.overlap(other.optimizers):
+                warn(
+                    f"Layer {name!r} is held by {other!r} already, at the same optimizer: both "
+                    "will work on it after each step. Call .remove() on the first if it was to be "
+                    "replaced."
+                )
+                return
+
+
+def _warn_of_uncovered(attachment: Attachment) -> None:
+    """Name the layers that train and are not held; what is frozen does not move."""
+    left = {n: why for n, why in attachment.uncovered.items() if why != "frozen"}
+    if left:
+        warn(
+            f"The layers {list(left)} are not held: their weights are {next(iter(left.values()))}. "
+            "Give every optimizer that trains the model, as in attach(..., [first, second], ...), "
+            "or leave them out by max_norm."
+        )
+
+
+def _refuse_others(method: Method, layers: Mapping[str, FoundLayer]) -> None:
+    """Raise if another method has one of the layers, and one of both reparametrizes it."""
+    if _other_holder(method, layers) is not None:
+        gc.collect()  # an attachment and its optimizer, both forgotten, still hold each other
+    other = _other_holder(method, layers)
+    if other is not None:
+        name, held = other
+        first, second = type(held).__name__, type(method).__name__
+        culprit = first if held.reparametrizes else second
+        raise ValueError(
+            f"Layer {name!r} is held by {first}, and {second} cannot be attached to it as well: "
+            f"{culprit} makes it compute with something else than its weight. Remove the "
+            "attachment that is there, or leave the layer out by max_norm."
+        )
+
+
+def _other_holder(method: Method, layers: Mapping[str, FoundLayer]) -> tuple[str, Method] | None:
+    """The first layer that is not free, and the method that has it."""
+    for held in LIVE:
+        if method.reparametrizes or held.method.reparametrizes:
+            taken = {id(part) for layer in held.found.values() for part in layer.modules}
+            for name, layer in layers.items():
+                if any(id(part) in taken for part in layer.modules):
+                    return name, held.method
+    return None

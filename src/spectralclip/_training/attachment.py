@@ -1,0 +1,369 @@
+"""A method attached to a model and its optimizers: what `attach` returns."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from spectralclip._clipping import ClipResult, clip_found_layers_
+from spectralclip._models import FoundLayer
+from spectralclip._operators import plain_numerics
+from spectralclip._training.distributed.sharing import Sharing
+from spectralclip._training.distributed.training import sharing_of
+from spectralclip._training.method import Method, MethodState, warn
+from spectralclip._training.optimizers import Optimizers
+from spectralclip._training.state import load_whole, require_state
+
+Schedule: TypeAlias = Callable[[int], float]
+
+
+@final
+class NormEstimate(float):
+    """A layer's norm as a method knows it: a number that says where it is from.
+
+    Attributes:
+        is_checked: Whether it was measured on the layer itself. Otherwise it was tracked: followed
+            from step to step, which shows a norm from below.
+        step: The step of the optimizer after which that was.
+
+    Example:
+        >>> from spectralclip import NormEstimate
+        >>> norm = NormEstimate(0.5, is_checked=True, step=7)
+        >>> norm
+        0.5 (checked after step 7)
+        >>> norm <= 1
+        True
+    """
+
+    is_checked: bool
+    step: int
+
+    def __new__(cls, value: float, *, is_checked: bool, step: int) -> NormEstimate:
+        """Make one."""
+        norm = super().__new__(cls, value)
+        norm.is_checked, norm.step = is_checked, step
+        return norm
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For copies and files: as a plain number and where it is from."""
+        return _norm_estimate, (float(self), self.is_checked, self.step)
+
+    def __repr__(self) -> str:
+        how = "checked" if self.is_checked else "tracked"
+        return f"{float(self)!r} ({how} after step {self.step})"
+
+    def __str__(self) -> str:
+        return str(float(self))
+
+
+def _norm_estimate(value: float, is_checked: bool, step: int) -> NormEstimate:
+    return NormEstimate(value, is_checked=is_checked, step=step)
+
+
+# So that `torch.load`, which by default runs nothing that it does not know, reads stored norms.
+torch.serialization.add_safe_globals([_norm_estimate])
+
+
+@final
+class Attachment:
+    """A method attached to a model and its optimizer; made by `attach`.
+
+    It works after every step of the optimizer. As a context manager it is removed at the end.
+
+    Attributes:
+        method: The method.
+        optimizers: What it is attached to.
+        found: All layers that the method is for, those that are left alone now included.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        model: nn.Module,
+        layers: Mapping[str, FoundLayer],
+        optimizers: Optimizers,
+        bounds: Mapping[str, float],
+        schedule: Schedule | None,
+        seed: int,
+    ) -> None:
+        self.method, self.optimizers, self.found = method, optimizers, dict(layers)
+        self._schedule, self._bounds = schedule, dict(bounds)
+        self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        # By optimizer: its steps, and which of its family was the last to step.
+        self._counts = [0] * max(1, len(optimizers.given))
+        self._latest = [0] * len(optimizers.given)
+        self._norms = dict[str, NormEstimate]()
+        self._sharing = _sharing(method, model, layers, optimizers, bounds, seed)
+        bounds = self._bounds_at(0)
+        mine = {name: bounds[name] for name in self._sharing.mine()}
+        try:
+            self._state: MethodState | None = method.start(self._sharing, mine, seed)
+        except ValueError as error:
+            _name_what_is_not_finite(method, self._sharing.mine(), error)
+            raise
+        self._hooks = [
+            member.register_step_post_hook(partial(self._after_optimizer, index, depth))
+            for index in range(len(optimizers.given))
+            for depth, member in enumerate(optimizers.family(index))
+        ]
+        self._versions = self._weight_versions()
+        LIVE.add(self)
+
+    @property
+    def layers(self) -> dict[str, FoundLayer]:
+        """The layers that are taken care of now, by name."""
+        return {name: self.found[name] for name in self._sharing.moving()}
+
+    @property
+    def uncovered(self) -> dict[str, str]:
+        """The layers that the method is for and that are left alone now, each with the reason.
+
+        A layer is covered from the step at which it is unfrozen, or added to the optimizer.
+        """
+        moving, reasons = set(self._sharing.moving()), {}
+        for name, weights in self._sharing.weights().items():
+            if name not in moving:
+                is_frozen = not any(weight.requires_grad for weight in weights)
+                others = f"not among the parameters of {self.optimizers.names}"
+                reasons[name] = "frozen" if is_frozen else others
+        return reasons
+
+    @property
+    def steps(self) -> int:
+        """How many steps it has followed; with several optimizers, of the one with the most."""
+        return max(self._counts)
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether it has been removed, or finalized."""
+        return self._state is None
+
+    @property
+    def num_matvecs(self) -> float:
+        """Vectors sent through layers by this process so far, for methods that count them."""
+        return float(getattr(self._running(), "num_matvecs", 0.0))
+
+    @property
+    def max_norms(self) -> dict[str, float]:
+        """The bound of each layer that is taken care of, at the latest step."""
+        bounds = self._bounds_at(self.steps)
+        return {name: bounds[name] for name in self._sharing.moving()}
+
+    def step(self) -> None:
+        """Do what is due after a step, for loops whose optimizer is not a torch one.
+
+        With a torch optimizer it comes by itself.
+        """
+        self._running()
+        self._counts = [count + 1 for count in self._counts]
+        self._work(self._sharing.moving(), self.steps)
+
+    @plain_numerics()
+    def penalty(self) -> Tensor:
+        """What to add to the loss before `backward`; zero for methods without a penalty."""
+        return self._running().penalty().to(self._device)
+
+    def norms(self) -> dict[str, NormEstimate]:
+        """The latest norm of each layer that is known: estimates from below, in general.
+
+        Each is a number that says whether it was tracked or checked, and after which step.
+        Layers that have not been measured yet are missing; NaN stands for weights that are not
+        finite.
+        """
+        return dict(self._norms)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to go on exactly: numbers, strings and tensors.
+
+        Among several processes, all have to call it, and all get the same.
+        """
+        states = self._sharing.merged(self._running().layer_states())
+        return {
+            "method": type(self.method).__name__,
+            "steps": list(self._counts),
+            "norms": {n: [float(x), x.is_checked, x.step] for n, x in self._norms.items()},
+            "layers": states,
+        }
+
+    @plain_numerics()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` returned, for the same method on the same model.
+
+        Raises:
+            TypeError: It is something else.
+            ValueError: It is damaged, or of another method, model or number of optimizers.
+                Nothing has changed then.
+        """
+        running = self._running()
+        require_state(state, type(self.method).__name__, self.found, len(self._counts))
+        load_whole(state["layers"], running.layer_states(), running.load_layer_states)
+        self._counts = [int(count) for count in state["steps"]]
+        self._norms = {
+            name: NormEstimate(value, is_checked=bool(is_checked), step=int(step))
+            for name, (value, is_checked, step) in state["norms"].items()
+        }
+
+    @plain_numerics()
+    def finalize(
+        self, *, certify: bool | Literal["deterministic"] = False, tol: float = 1e-3
+    ) -> dict[str, ClipResult]:
+        """End the method with a full `clip_` of each layer that it kept, and remove it.
+
+        Layers that are `uncovered` stay as they are.
+
+        Args:
+            certify: As for `clip_`.
+            tol: As for `clip_`.
+
+        Returns:
+            A `ClipResult` for each layer. What is within its bound stays bit for bit.
+        """
+        running, has_changed = self._running(), self._versions != self._weight_versions()
+        running.stop()
+        if self.optimizers.given and not self.steps and has_changed:
+            warn(
+                f"The weights have changed, but no step of {self.optimizers.names} was seen before "
+                "finalize(): if the model was trained, it was by another optimizer, and nothing "
+                "was held meanwhile. Attach to the one that steps."
+            )
+        bounds = self.max_norms
+
+        def work() -> dict[str, ClipResult]:
+            mine = self._sharing.mine()
+            targets = {name: bounds[name] for name in mine if name in bounds}
+            return clip_found_layers_(mine, targets, tol=tol, certify=certify)
+
+        results = self._sharing.carry_out(work, "finalize()")
+        self._norms |= {
+            name: NormEstimate(result.norm_after, is_checked=True, step=self.steps)
+            for name, result in results.items()
+        }
+        self.remove()
+        return results
+
+    @plain_numerics()
+    def remove(self) -> None:
+        """Detach from the optimizer, leaving plain layers with the weights they have now."""
+        if self._state is not None:
+            self._state.stop()
+        self._state = None
+        LIVE.discard(self)
+        for hook in self._hooks:
+            hook.remove()
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        state = "removed" if self._state is None else f"{self.steps} steps"
+        layers, left = len(self.layers), len(self.uncovered)
+        others = f", {left} uncovered" if left else ""
+        return f"<Attachment of {self.method!r} to {layers} layers{others}: {state}>"
+
+    def _weight_versions(self) -> list[int]:
+        """How often each weight has been written to, by whomever."""
+        return [w._version for weights in self._sharing.weights().values() for w in weights]
+
+    def _running(self) -> MethodState:
+        if self._state is None:
+            raise RuntimeError(
+                "This attachment has been removed: attach the method again to go on."
+            )
+        return self._state
+
+    def _bounds_at(self, step: int) -> dict[str, float]:
+        factor = 1.0 if self._schedule is None else float(self._schedule(step))
+        if not 0 < factor < float("inf"):
+            raise ValueError(f"schedule({step}) must be a positive number, got {factor!r}.")
+        return {name: factor * bound for name, bound in self._bounds.items()}
+
+    @plain_numerics()
+    def _work(self, names: Sequence[str], step: int) -> None:
+        """Do what is due for some of the layers."""
+        running, bounds = self._running(), self._bounds_at(step)
+        mine = {name: bounds[name] for name in names if name in self._sharing.mine()}
+
+        def work() -> dict[str, tuple[float, bool, int]]:
+            running.after_step(step, mine)
+            norms, checked = running.norms(), running.checked()
+            return {
+                name: (float(norms[name]), name in checked, checked.get(name, step))
+                for name in mine
+                if name in norms
+            }
+
+        weights = [weight for name in names for weight in self._sharing.weights()[name]]
+        versions = [weight._version for weight in weights]
+        found = self._sharing.carry_out(work, f"step {step}")
+        if versions != [weight._version for weight in weights]:
+            self.optimizers.restart()
+        known = {
+            name: NormEstimate(value, is_checked=is_checked, step=at)
+            for name, (value, is_checked, at) in found.items()
+        }
+        self._norms = {n: (self._norms | known)[n] for n in self.found if n in self._norms | known}
+
+    def _after_optimizer(
+        self, index: int, depth: int, optimizer: Optimizer, args: object, kwargs: object
+    ) -> None:
+        # Fused optimizers are called even where a GradScaler found infinite gradients, and skip
+        # the step themselves.
+        skipped = getattr(optimizer, "found_inf", None)
+        if skipped is not None and bool(skipped):
+            return
+        # What ends around an inner optimizer's step belongs to that step. It is worked on again
+        # all the same: Lookahead moves the weights after it.
+        if depth >= self._latest[index]:
+            self._counts[index] += 1
+        self._latest[index] = depth
+        self._work(self._sharing.moving(index), self._counts[index])
+
+
+LIVE: weakref.WeakSet[Attachment] = weakref.WeakSet()
+"""What is attached to some model, and has not been removed."""
+
+
+def _sharing(
+    method: Method,
+    model: nn.Module,
+    layers: Mapping[str, FoundLayer],
+    optimizers: Optimizers,
+    bounds: Mapping[str, float],
+    seed: int,
+) -> Sharing:
+    claims = {
+        "method": [type(method).__qualname__, getattr(method, "__dict__", {})],
+        "seed": seed,
+        **{f"bound of layer {name!r}": bound for name, bound in bounds.items()},
+    }
+    return sharing_of(model, layers, optimizers, divides=method.divides, claims=claims)
+
+
+def _name_what_is_not_finite(
+    method: Method, layers: Mapping[str, FoundLayer], error: ValueError
+) -> None:
+    """Say by its name which layer a method could not start on; methods know the module alone."""
+    for name, layer in layers.items():
+        for module in layer.modules:
+            for own, tensor in (*module.named_parameters(), *module.named_buffers()):
+                if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                    raise ValueError(
+                        f"{type(method).__name__} cannot start on layer {name!r}: its {own!r} "
+                        "holds NaN or infinite values. Restore finite ones, or leave the layer "
+                        "out by max_norm."
+                    ) from error

@@ -1,0 +1,184 @@
+"""Sharded weights: each layer is put together in one process, worked on, and handed back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from spectralclip._models import FoundLayer, local, reshard_, stand_in
+from spectralclip._training.distributed.consensus import Assignment, Report
+from spectralclip._training.distributed.layout import Layout, layout_of
+from spectralclip._training.distributed.process_group import ProcessGroup, portable
+from spectralclip._training.distributed.sharing import Projection, Sharing, weights_of
+from spectralclip._training.distributed.statistics import Statistics
+from spectralclip._training.momentum import Momentum
+from spectralclip._training.optimizers import Optimizers
+
+_FLAGS = ("requires_grad flags", "Freeze and unfreeze layers on every rank alike.")
+
+
+@final
+class Sharded(Sharing):
+    """Processes that each hold a part of every weight, as `fully_shard` leaves them.
+
+    The owner of a layer has a module like the model's with whole weights, and no process has
+    those of the whole model. Before the work the owners get the parts of their layers, and
+    nothing else is gathered; after it the others get their parts of what has changed.
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        model: nn.Module,
+        layers: Mapping[str, FoundLayer],
+        optimizers: Optimizers,
+        costs: Mapping[str, float],
+    ) -> None:
+        self._assignment, self._model = Assignment(group, layers, costs), model
+        self.optimizers = optimizers
+        self._layouts = [layout_of(p, group.ranks) for p in self._assignment.parameters]
+        self._statistics = Statistics(group, layers.values())
+        # Later, the modules may have weights that a forward pass has gathered.
+        self._weights = {name: weights_of(layer) for name, layer in layers.items()}
+        self._projections: dict[int, list[Projection]] = {}
+        owned = [n for n, owner in enumerate(self._assignment.owners) if owner == group.rank]
+        self._wholes = {n: _whole(self._assignment.parameters[n]) for n in owned}
+        self._numbers = {id(whole): n for n, whole in self._wholes.items()}
+        own = {id(self._assignment.parameters[n]): whole for n, whole in self._wholes.items()}
+        self._mine = {
+            name: replace(
+                layer, modules=tuple(stand_in(m, lambda p: own[id(p)]) for m in layer.modules)
+            )
+            for name, layer in self._assignment.mine.items()
+        }
+        self._gather(range(len(self._layouts)))
+
+    def mine(self) -> Mapping[str, FoundLayer]:
+        return self._mine
+
+    def weights(self) -> Mapping[str, Sequence[Tensor]]:
+        return self._weights
+
+    def project_momentum(self, parameter: Tensor, project: Projection) -> None:
+        """Note the change: it is done after the work, when the momentum has been gathered."""
+        self._projections.setdefault(self._numbers[id(parameter)], []).append(project)
+
+    def carry_out(
+        self, work: Callable[[], dict[str, Any]], label: str = "a step"
+    ) -> dict[str, Any]:
+        """Gather the layers that move at their owners, work, and hand out what has changed."""
+        assignment = self._assignment
+        reshard_(self._model)
+        moving = set(self.moving())
+        facts = [int(name in moving) for name in assignment.layers]
+        assignment.reach_consensus(Report(f"the start of {label}", facts=facts, about=_FLAGS))
+        needed = {n for name in moving for n in assignment.numbers[name]}
+        self._gather(sorted(needed))
+        versions = {n: whole._version for n, whole in self._wholes.items()}
+        with self._statistics.synchronized():
+            report = assignment.attempt(work, label)
+        report.changed = {n for n, v in versions.items() if self._wholes[n]._version != v}
+        report.projected = dict.fromkeys(self._projections, 1)
+        together = assignment.reach_consensus(report)
+        self._hand_out(sorted(together.changed), sorted(together.projected))
+        if together.error is not None:
+            raise together.error
+        return together.results
+
+    def merged(self, by_layer: dict[str, Any]) -> dict[str, Any]:
+        self._assignment.reach_consensus(Report("state_dict()"))
+        return self._assignment.merged(portable(by_layer))
+
+    def _gather(self, numbers: Sequence[int]) -> None:
+        """Bring the wholes of some weights up to date, at their owners."""
+        post = _Post(self._assignment, self._layouts)
+        for n in numbers:
+            parameter, whole = self._assignment.parameters[n], self._wholes.get(n)
+            post.to_owner(n, parameter, whole)
+            if whole is not None:
+                whole.requires_grad_(parameter.requires_grad)
+        post.send()
+
+    def _hand_out(self, changed: Sequence[int], projected: Sequence[int]) -> None:
+        """Bring the parts of changed weights up to date, and project the momentum in between."""
+        assignment, rank = self._assignment, self._assignment.group.rank
+        there, back = (_Post(assignment, self._layouts) for _ in range(2))
+        for n in changed:
+            there.from_owner(n, assignment.parameters[n], self._wholes.get(n))
+        wholes: dict[int, Momentum] = {}
+        for n in projected:
+            momentum = self._momentum(n)
+            if momentum is None:
+                continue
+            if assignment.owners[n] == rank:
+                wholes[n] = Momentum(
+                    _like(momentum.buffer),
+                    None if momentum.metric is None else _like(momentum.metric),
+                )
+            whole = wholes.get(n)
+            there.to_owner(n, momentum.buffer, whole and whole.buffer)
+            if momentum.metric is not None:
+                there.to_owner(n, momentum.metric, whole and whole.metric)
+            back.from_owner(n, momentum.buffer, whole and whole.buffer)
+        there.send()
+        projections, self._projections = self._projections, {}
+        try:
+            for n, momentum in wholes.items():
+                for project in projections[n]:
+                    project(momentum)
+        finally:
+            back.send()
+
+    def _momentum(self, number: int) -> Momentum | None:
+        with torch.no_grad():
+            return self.optimizers.momentum_of(self._assignment.parameters[number])
+
+
+@final
+class _Post:
+    """Parts of tensors on their way to the owners of wholes, or back, in one message."""
+
+    def __init__(self, assignment: Assignment, layouts: Sequence[Layout]) -> None:
+        self._assignment, self._layouts = assignment, layouts
+        self._outgoing: list[list[Tensor]] = [[] for _ in range(assignment.group.size)]
+        self._incoming: list[list[Tensor]] = [[] for _ in range(assignment.group.size)]
+        self._is_empty = True
+
+    def to_owner(self, number: int, part: Tensor, whole: Tensor | None) -> None:
+        """Have the whole written, which is with the owner of a parameter, by the parts."""
+        layout, owner = self._layouts[number], self._assignment.owners[number]
+        group = self._assignment.group
+        if layout.gives(group.rank, owner):
+            self._outgoing[owner].append(local(part))
+        if whole is not None:
+            for rank in filter(lambda rank: layout.gives(rank, owner), range(group.size)):
+                self._incoming[rank].append(layout.part(whole.detach(), rank))
+        self._is_empty = False
+
+    def from_owner(self, number: int, part: Tensor, whole: Tensor | None) -> None:
+        """Have the parts written by the whole."""
+        layout, owner = self._layouts[number], self._assignment.owners[number]
+        group = self._assignment.group
+        if whole is not None:
+            for rank in range(group.size):
+                self._outgoing[rank].append(layout.part(whole.detach(), rank))
+        self._incoming[owner].append(local(part))
+        self._is_empty = False
+
+    def send(self) -> None:
+        """Exchange all of them, if any process has any."""
+        if not self._is_empty:
+            self._assignment.group.deliver(self._outgoing, self._incoming)
+
+
+def _like(tensor: Tensor) -> Tensor:
+    """An empty plain tensor of the whole shape."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=local(tensor).device)
+
+
+def _whole(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(_like(parameter), parameter.requires_grad)

@@ -1,0 +1,1 @@
+"""How constrained layers are followed and moved after each step."""

@@ -1,0 +1,138 @@
+"""The documentation is true: its code runs, its commands exist, and it covers what is public."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from docs_blocks import PAGES, ROOT, SHELL, Page, commands_of, fenced_blocks
+
+SOURCE = ROOT / "src"
+MODULES = [
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted(SOURCE.rglob("*.py"))
+    # Importing a __main__ runs the program.
+    if path.name != "__main__.py"
+]
+
+
+def of_root(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+# The defaults of trainers, on a machine without a GPU.
+@pytest.mark.filterwarnings(
+    "ignore:'pin_memory' argument is set as true:UserWarning:torch.utils.data",
+    "ignore:The '.*dataloader' does not have many workers:UserWarning:lightning",
+    "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning:lightning",
+)
+@pytest.mark.parametrize("path", PAGES, ids=of_root)
+def test_page_runs(path: Path, tmp_path: Path) -> None:
+    page = Page.read(path)
+    for package in page.needs:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    page.run(tmp_path)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        if not name.startswith("spectralclip.integrations."):
+            raise
+        pytest.skip(str(error))
+    with torch.random.fork_rng(devices=[]):
+        result = doctest.testmod(
+            module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+        )
+    assert result.failed == 0
+
+
+def test_doctests_see_the_examples() -> None:
+    from spectralclip.demo import digits
+
+    assert doctest.testmod(digits).attempted > 0
+
+
+COMMANDS = [
+    pytest.param(command, id=f"{of_root(path)}:{block.first_line}:{number}")
+    for path in PAGES
+    for block in fenced_blocks(path.read_text(encoding="utf-8"))
+    if block.language in SHELL
+    for number, command in enumerate(commands_of(block))
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_is_one(command: list[str]) -> None:
+    """Its options exist, and their values are of the right kind; it is not run."""
+    require_command(command[1:])
+
+
+def require_command(args: list[str]) -> None:
+    import typer
+
+    from spectralclip.cli import app
+
+    group = typer.main.get_command(app)
+    context = type(group).context_class(group, info_name="spectralclip")
+    if not args or args[0].startswith("-"):
+        group.make_parser(context).parse_args(args=list(args))
+        return
+    assert args[0] in group.commands, f"there is no command {args[0]!r}"
+    group.commands[args[0]].make_context(args[0], list(args[1:]), parent=context)
+
+
+def test_commands_of_the_pages_are_found() -> None:
+    assert len(COMMANDS) > 8
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["audti", "nets:Net"],
+        ["audit", "nets:Net", "--inptu", "3,32,32"],
+        ["audit", "nets:Net", "--fail-above", "one"],
+        ["clip", "nets:Net", "--weights", "a.pt"],
+        ["--vresion"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_command_is_found(args: list[str]) -> None:
+    with pytest.raises(Exception, match=r"(?i)no (such|command)|missing|valid"):
+        require_command(args)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=of_root)
+def test_extras_exist(path: Path) -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    section = text.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    known = set(re.findall(r"^(\w+) = \[", section, re.MULTILINE))
+    named = re.findall(r"(?:spectralclip|\.)\[([\w,]+)\]", path.read_text(encoding="utf-8"))
+    assert {extra for names in named for extra in names.split(",")} <= known
+
+
+def test_the_reference_has_all_public_names() -> None:
+    import spectralclip
+
+    api = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs/api").glob("*.md"))
+    described = re.findall(r"^::: spectralclip\.([\w.]+)$", api, re.MULTILINE)
+    public = {name for name in spectralclip.__all__ if name != "methods"}
+    public |= {f"methods.{name}" for name in _public_names(spectralclip.methods)}
+    assert public - set(described) == set()
+    assert len(described) == len(set(described))
+
+
+def _public_names(package: ModuleType) -> list[str]:
+    """What a package has beside its modules."""
+    named = {name: value for name, value in vars(package).items() if not name.startswith("_")}
+    return [name for name, value in named.items() if not isinstance(value, ModuleType)]

@@ -1,0 +1,154 @@
+"""Intervals and verdicts of the study, against SciPy's tests."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from experiments.experiment import Record
+from experiments.judging.statistics import differences, interval, log_ratios, slope, summary
+from experiments.judging.verdicts import Question, against, by_seed, judge, select
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 12])
+@pytest.mark.parametrize("level", [0.8, 0.95, 0.999])
+def test_the_interval_is_student_s(count, level):
+    values = np.random.default_rng(count).normal(0.3, 1.7, count)
+    found = interval(values.tolist(), level=level)
+    expected = stats.ttest_1samp(values, 0).confidence_interval(level)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-12)
+    assert found.mean == pytest.approx(values.mean(), rel=1e-12)
+    assert (found.count, found.level) == (count, level)
+
+
+def test_pairs_are_compared_as_scipy_compares_related_samples():
+    rng = np.random.default_rng(1)
+    first, second = rng.normal(0, 1, 6), rng.normal(1, 1, 6)
+    pairs = differences(dict(enumerate(first)), dict(enumerate(second)))
+    expected = stats.ttest_rel(first, second).confidence_interval(0.95)
+    found = interval(pairs)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-12)
+
+
+def test_only_common_seeds_are_paired():
+    assert differences({0: 1.0, 1: 5.0, 2: 3.0}, {2: 1.0, 0: 0.5, 7: 9.0}) == [0.5, 2.0]
+    ratios = log_ratios({0: 2.0, 1: 0.0, 2: 1.0}, {0: 1.0, 1: 1.0})
+    assert ratios == [pytest.approx(math.log(2))]
+
+
+def test_means_and_standard_deviations_are_numpy_s():
+    values = [0.1, 0.4, 0.35, 0.8]
+    found = summary(values)
+    assert (found.mean, found.std) == pytest.approx((np.mean(values), np.std(values, ddof=1)))
+    assert summary([2.0]).std is None
+    assert summary([]).count == 0 and math.isnan(summary([]).mean)
+
+
+def test_slopes_are_numpy_s():
+    points = np.random.default_rng(2).normal(size=(7, 2))
+    found = slope([(float(x), float(y)) for x, y in points])
+    assert found == pytest.approx(np.polyfit(points[:, 0], points[:, 1], 1)[0], rel=1e-12)
+    assert slope([(1.0, 2.0), (1.0, 3.0)]) is None and slope([]) is None
+
+
+def test_no_interval_from_one_run():
+    found = interval([0.7])
+    assert (found.low, found.high) == (-math.inf, math.inf)
+    assert not found.is_above_zero and not found.is_below_zero
+
+
+def test_a_spread_is_never_smaller_than_one_image():
+    agreeing = [0.02, 0.02, 0.02]
+    assert interval(agreeing).is_above_zero
+    found = interval(agreeing, step=0.02)
+    half = stats.t.ppf(0.975, 2) * 0.02 / math.sqrt(3)
+    assert found.high - found.mean == pytest.approx(half, rel=1e-12)
+    assert not found.is_above_zero
+    spread = [0.0, 0.5, 1.0]
+    assert interval(spread, step=0.02) == interval(spread)
+
+
+@pytest.mark.parametrize("level", [0, 1, 1.5])
+def test_a_level_outside_is_refused(level):
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        interval([1.0, 2.0], level=level)
+
+
+def test_values_that_are_not_finite_are_refused():
+    with pytest.raises(ValueError, match="finite"):
+        interval([1.0, math.nan])
+
+
+def test_intervals_hold_the_mean_as_often_as_they_say():
+    samples = np.random.default_rng(0).normal(0.4, 2.0, (2000, 3))
+    found = [interval(sample.tolist()) for sample in samples]
+    held = np.mean([one.low <= 0.4 <= one.high for one in found])
+    assert held == pytest.approx(0.95, abs=0.02)
+
+
+def verdict_by_scipy(samples: list[np.ndarray]) -> str:
+    tests = [stats.ttest_1samp(sample, 0) for sample in samples]
+    means = [sample.mean() for sample in samples]
+    corrected = 0.05 / len(samples)
+    if any(t.pvalue < corrected and m < 0 for t, m in zip(tests, means, strict=True)):
+        return "contradicted"
+    if all(t.pvalue < 0.05 and m > 0 for t, m in zip(tests, means, strict=True)):
+        return "reproduced"
+    return "not at this scale"
+
+
+def test_verdicts_follow_from_scipy_s_p_values():
+    rng = np.random.default_rng(3)
+    kinds = []
+    for _ in range(150):
+        shift, count = rng.choice([-2.0, 0.0, 3.0]), int(rng.integers(1, 5))
+        samples = [rng.normal(shift, 1.0, 5) for _ in range(count)]
+        found = judge([Question("q", sample.tolist()) for sample in samples])
+        assert found.kind == verdict_by_scipy(samples)
+        kinds.append(found.kind)
+    assert min(map(kinds.count, ("reproduced", "contradicted", "not at this scale"))) > 15
+
+
+def test_chance_alone_seldom_contradicts():
+    samples = np.random.default_rng(4).normal(0, 1, (200, 10, 4))
+    kinds = [judge([Question("q", row.tolist()) for row in claim]).kind for claim in samples]
+    assert kinds.count("contradicted") / len(kinds) < 0.06
+    assert "reproduced" not in kinds
+
+
+def test_one_seed_or_none_cannot_judge():
+    assert judge([]).kind == "not at this scale"
+    alone = judge([Question("gouk", [0.4])])
+    assert alone.kind == "not at this scale" and "no interval" in alone.reason
+    good = Question("miyato", [0.4, 0.41, 0.4])
+    partly = judge([good, Question("gouk", [])])
+    assert partly.kind == "not at this scale" and "gouk" in partly.reason
+
+
+def test_a_contradiction_stands_even_where_runs_are_missing():
+    bad = Question("miyato", [-0.4, -0.41, -0.4])
+    assert judge([bad, Question("gouk", [])]).kind == "contradicted"
+
+
+def test_reasons_show_means_and_intervals_in_their_unit():
+    points = judge([Question("q", [0.10, 0.11, 0.12])]).reason
+    assert "+11.0 [+8.5, +13.5]" in points
+    factor = judge([Question("q", [math.log(2)] * 3, unit="factor")]).reason
+    assert "× 2 [× 2, × 2]" in factor
+
+
+def test_runs_are_chosen_by_their_configuration():
+    def record(method, seed, value):
+        config = {"method": method, "seed": seed}
+        return Record("e", f"{method}{seed}", "laptop", config, {"x": value}, {})
+
+    records = [record("a", 0, 1.0), record("a", 1, None), record("b", 0, 3.0)]
+    assert by_seed(records, lambda one: one.result["x"], method="a") == {0: 1.0}
+    with pytest.raises(ValueError, match="a0 and b0 are of one method and one seed"):
+        by_seed(records, lambda one: one.result["x"])
+    assert [one.id for one in select(records, seed=0)] == ["a0", "b0"]
+    asked = against("q", {0: 1.0, 1: 2.0}, {0: 1.5, 1: 2.0}, margin=1.0, step=0.1)
+    assert (asked.values, asked.step) == ([0.5, 1.0], 0.1)

@@ -1,0 +1,83 @@
+"""What the tests of the integrations share: a method with a memory, and an oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spectralclip._models.layers import FoundLayer
+from spectralclip._training.distributed.sharing import Sharing
+from spectralclip._training.method import Method, MethodState
+from spectralclip._training.spectral_clip import SpectralClip
+
+
+def dense_norm(weight: Tensor) -> float:
+    return float(torch.linalg.svdvals(weight.detach().double())[0])
+
+
+class Scale(Method):
+    """Scales dense layers by their exact norm, ever less strictly.
+
+    How strictly depends on a count that is the state's own, so that a run that is resumed
+    without it takes another way.
+    """
+
+    def __init__(self, penalty: float = 0.0) -> None:
+        self.factor = penalty
+
+    def takes(self, layer: FoundLayer) -> bool:
+        return isinstance(layer.modules[0], nn.Linear)
+
+    def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
+        return _Scaler(sharing, self.factor)
+
+
+class _Scaler(MethodState):
+    def __init__(self, sharing: Sharing, factor: float) -> None:
+        self.layers, self.factor = sharing.mine(), factor
+        self.counts: dict[str, Tensor] = {name: torch.zeros(()) for name in self.layers}
+        self.known: dict[str, float] = {}
+
+    def weight(self, name: str) -> Tensor:
+        return self.layers[name].modules[0].weight
+
+    def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
+        for name, bound in bounds.items():
+            self.counts[name] += 1
+            weight = self.weight(name)
+            target = bound * (1 - 0.3 / float(self.counts[name]))
+            norm = dense_norm(weight)
+            with torch.no_grad():
+                weight.mul_(min(1.0, target / norm))
+            self.known[name] = min(norm, target)
+
+    def norms(self) -> dict[str, float]:
+        return dict(self.known)
+
+    def penalty(self) -> Tensor:
+        return self.factor * sum(self.weight(name).square().sum() for name in self.layers)
+
+    def layer_states(self) -> dict[str, Any]:
+        return {name: count.clone() for name, count in self.counts.items()}
+
+    def load_layer_states(self, states: Mapping[str, Any]) -> None:
+        self.counts |= {name: state.clone() for name, state in states.items()}
+
+
+# What the tests are run with: the one above, and the library's own.
+METHODS = (Scale, SpectralClip)
+
+
+def assert_equal_weights(model: nn.Module, other: nn.Module) -> None:
+    ours, theirs = model.state_dict(), other.state_dict()
+    assert list(ours) == list(theirs)
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name
+
+
+def differ(model: nn.Module, other: nn.Module) -> bool:
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    return any(not torch.equal(mine, its) for mine, its in pairs)
