@@ -13,7 +13,7 @@ SOUND = $(call sound,$(BIN))
 
 # Two test workers on two cores: more threads would only fight each other. Bytecode is written even
 # where the surroundings forbid it: the tests start many processes.
-PYTEST = $(SOUND) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2
+PYTEST = $(SOUND) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help install browser lint test test-all test-timm test-floor docs demo bench format clean

@@ -15,6 +15,7 @@ from zoo import BY_NAME
 from oracle import dense_norm
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", BY_NAME)
 def test_intervals_hold_the_dense_truth(name: str) -> None:
     model, found = audited(name)

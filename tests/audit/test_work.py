@@ -107,6 +107,7 @@ def by_ranks(name: str) -> tuple[Audit, list[str]]:
     return found, told
 
 
+@pytest.mark.slow
 def test_ranks_share_the_layers_and_return_the_same(ranks: Processes) -> None:
     (first, told), (second, silent) = ranks.run(by_ranks, "resnet")
     assert first == second  # to the second it took
@@ -145,6 +146,7 @@ def sharded() -> tuple[Audit, Audit, str]:
     return whole, found, str(error.value)
 
 
+@pytest.mark.slow
 @SHARDS
 def test_sharded_models_are_audited_as_if_they_were_whole(ranks: Processes) -> None:
     for whole, found, _ in ranks.run(sharded):

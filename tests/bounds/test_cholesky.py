@@ -56,6 +56,7 @@ def in_float64(case: Case) -> Any:
     return layer
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("case", params(CASES))
 def test_every_kind_of_layer_is_certified(case: Case) -> None:
     op = operator(in_float64(case), case.in_shape)

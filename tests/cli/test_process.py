@@ -100,6 +100,7 @@ def test_a_malicious_pickle_does_not_run(folder: Path) -> None:
     assert files(folder) == GIVEN | {"bad.pt"}
 
 
+@pytest.mark.slow
 def test_a_read_only_folder_is_found_at_once(folder: Path) -> None:
     if os.geteuid() == 0:
         # The superuser may write anywhere, but not into the kernel's own files.
@@ -112,6 +113,7 @@ def test_a_read_only_folder_is_found_at_once(folder: Path) -> None:
     assert files(folder) == GIVEN
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("args", [(*AUDIT, "--json", "a.json", "--html", "a.html"), CLIP])
 def test_a_full_disk_leaves_nothing(folder: Path, args: tuple[str, ...]) -> None:

@@ -77,7 +77,7 @@ def conv2d(c_in: int, c_out: int, kernel: int = 3, *, seed: int = 0, **options: 
 CLIPPED = [case for case in CASES if case.name not in REFUSED]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", params(CLIPPED))
 def test_reaches_the_bound(case: Case) -> None:
     layer = case.make()

@@ -8,6 +8,7 @@ import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -27,12 +28,18 @@ def of_root(page: Path) -> str:
 
 
 # The defaults of trainers, on a machine without a GPU.
+def page_param(path: Path) -> Any:
+    """The tutorial trains networks, which takes as long as ten other pages."""
+    marks = [pytest.mark.slow] if path.name == "tutorial.md" else []
+    return pytest.param(path, id=of_root(path), marks=marks)
+
+
 @pytest.mark.filterwarnings(
     "ignore:'pin_memory' argument is set as true:UserWarning:torch.utils.data",
     "ignore:The '.*dataloader' does not have many workers:UserWarning:lightning",
     "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning:lightning",
 )
-@pytest.mark.parametrize("path", PAGES, ids=of_root)
+@pytest.mark.parametrize("path", [page_param(path) for path in PAGES])
 def test_page_runs(path: Path, tmp_path: Path) -> None:
     page = Page.read(path)
     for package in page.needs:

@@ -39,6 +39,7 @@ def test_every_figure_and_table_is_there() -> None:
     assert sorted(registry.find()) == NAMES
 
 
+@pytest.mark.slow
 def test_the_experiment_of_the_documentation_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,7 +102,7 @@ def test_its_docstring_tells_what_to_expect(name: str) -> None:
 # --- Beside a training ----------------------------------------------------------------------
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @over_trainees
 @over_methods
 def test_save_load_resume_and_remove(name: str, trainee: Trainee) -> None:
@@ -208,7 +208,7 @@ def test_precision_follows_the_parameters(name: str) -> None:
     assert {parameter.dtype for parameter in run.model.parameters()} == {torch.float64}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @over_methods
 def test_finalize_leaves_plain_layers_within_the_bound(name: str) -> None:
     bare = WITH_NORM.model()

@@ -47,7 +47,7 @@ USES: dict[str, Callable[[Any, tuple[int, ...]], Any]] = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("case", params(CASES + HALF_CASES))
 @pytest.mark.filterwarnings("ignore::spectralclip.ConvergenceWarning")

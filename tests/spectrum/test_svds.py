@@ -92,7 +92,7 @@ def assert_shapes(found: Spectrum, op: LinearOperator) -> None:
 # --- Every case, every solver -------------------------------------------------------------
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("case", params(CASES + HALF_CASES))
 def test_leading_triplets(case: Case, solver: str) -> None:

@@ -152,7 +152,7 @@ def through_a_file(content: Any) -> Any:
 # --- The run goes on -------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @over_optimizers
 @over_methods
 def test_resume_after_a_kill_is_exact(
@@ -308,6 +308,7 @@ def test_steps_that_a_grad_scaler_skips_are_skipped(
     assert attachment.steps == 2
 
 
+@pytest.mark.sampled(4)
 @over_methods
 def test_compiled_model(tried: Tried) -> None:
     runs = []
@@ -558,6 +559,7 @@ def test_parameters_added_later(tried: Tried) -> None:
     assert_held(tried, attachment)
 
 
+@pytest.mark.sampled(4)
 @over_methods
 def test_targets_by_name_and_by_function(tried: Tried) -> None:
     model = small_network()

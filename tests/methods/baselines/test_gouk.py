@@ -46,6 +46,7 @@ def conv(mode: str, **options: Any) -> nn.Conv2d:
 # --- The estimate -------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("mode", PADDINGS)
 def test_the_estimate_is_the_true_norm_for_every_padding(mode: str, setting: str) -> None:

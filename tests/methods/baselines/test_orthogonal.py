@@ -135,6 +135,7 @@ def test_single_precision(name: str) -> None:
     np.testing.assert_allclose(values, 1, rtol=0, atol=2e-6)
 
 
+@pytest.mark.sampled(4)
 @over_methods
 @pytest.mark.parametrize("scale", [30.0, 1e3, 3e4, 1e12, 1e25])
 def test_large_weights_in_single_precision(name: str, scale: float) -> None:

@@ -837,6 +837,7 @@ def test_finalize_clips_everywhere(pair: Processes, kind: str) -> None:
 # --- The example ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options", [[], pytest.param(["--shard"], marks=SHARDS)], ids=["replicated", "sharded"]

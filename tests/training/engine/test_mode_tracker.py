@@ -299,6 +299,7 @@ def test_modes_of_a_circular_layer_are_its_singular_vectors(name: str) -> None:
 # --- Cuts and climbing ----------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @EACH
 def test_cuts_are_the_gradients_of_values(name: str) -> None:
     kernel = KERNELS[name]
