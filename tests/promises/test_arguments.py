@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -119,3 +120,55 @@ def test_what_is_no_bound_is_refused_before_anything_changes(bound: Any) -> None
         with pytest.raises(ValueError, match=r"max_norm.*must be a positive number"):
             call()
     assert torch.equal(layer.weight, before)
+
+
+# --- Seeds, generators and bounds that are none --------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [None, 1.5, True, "a", torch.tensor(3)])
+def test_a_seed_is_an_integer(seed: Any) -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3)), torch.zeros(1, 3)
+    for call in (
+        lambda: sc.lipschitz_bounds(model, x, seed=seed),
+        lambda: sc.audit(model, x, seed=seed),
+        lambda: sc.attach(model, None, x, seed=seed),
+    ):
+        with pytest.raises(TypeError, match="seed must be an integer"):
+            call()
+    with pytest.raises(ValueError, match="seed must be between"):
+        sc.audit(model, x, seed=2**70)
+    assert sc.lipschitz_bounds(model, x, seed=np.int64(3)).upper < math.inf  # type: ignore[arg-type]
+
+
+def test_a_generator_is_one() -> None:
+    layer, three = nn.Linear(3, 3), cast(Any, 3)
+    for call in (
+        lambda: sc.svds(layer, 3, generator=three),
+        lambda: sc.norm_bounds(layer, 3, generator=three),
+        lambda: sc.clip_(layer, 3, generator=three),
+    ):
+        with pytest.raises(TypeError, match=r"generator must be a torch\.Generator, got 3"):
+            call()
+
+
+@pytest.mark.parametrize("bound", [1e39, 1e-40, 1e300])
+def test_bounds_beyond_single_precision_are_refused(bound: float) -> None:
+    layer = nn.Linear(3, 3)
+    with pytest.raises(ValueError, match="max_norm must lie between 1e-30 and 1e"):
+        sc.clip_(layer, 3, bound)
+    with pytest.raises(ValueError, match="max_norm must lie between 1e-30 and 1e"):
+        sc.attach(nn.Sequential(layer), None, torch.zeros(1, 3), max_norm=bound)
+
+
+def test_layers_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        layer = nn.Linear(3, 3)
+        found = sc.svds(layer, 3, 1)
+    true = torch.linalg.matrix_norm(layer.weight.detach().double(), 2)
+    assert float(found.S[0]) == pytest.approx(float(true), rel=1e-3)
+
+
+def test_arguments_in_the_order_of_before_are_told() -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    with pytest.raises(TypeError, match=r"attach takes \(model, optimizer, example_inputs"):
+        sc.attach(methods.SpectralClip(), model, torch.zeros(1, 3))  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from spectralclip._audit.left_out import NETWORK, NOT_CERTIFIED, with_verdicts
 from spectralclip._audit.record import Audit
 from spectralclip._audit.rows import Book, Row, find_rows, jobs_for
 from spectralclip._audit.work import Workers, check_workers, examined, from_first_rank
-from spectralclip._common import Progress, shown
+from spectralclip._common import Progress, checked_seed, shown
 from spectralclip._lipschitz import NetworkBound, network_bound
 from spectralclip._models import (
     ExampleInputs,
@@ -132,7 +132,7 @@ def _request(k: int, tol: float, failure: float, deterministic: bool, seed: int)
             f"failure must be a probability between 0 and 1, such as 1e-6, got {failure!r}. For "
             "bounds that cannot fail, use deterministic=True."
         )
-    return Request(k, float(tol), failure, bool(deterministic), int(seed), VALUES_TOL)
+    return Request(k, float(tol), failure, bool(deterministic), checked_seed(seed), VALUES_TOL)
 
 
 def _check_model(model: nn.Module) -> None:

@@ -13,7 +13,7 @@ from spectralclip._audit.describe import kind_of
 from spectralclip._audit.examine import Request
 from spectralclip._audit.record import Audit
 from spectralclip._audit.rows import Row, find_rows
-from spectralclip._audit.table import Column, Sheet, interval_text, short_name
+from spectralclip._audit.table import Column, Sheet, interval_text, row_name
 from spectralclip._bounds import Interval
 from spectralclip._common import Shape
 from spectralclip._models import ExampleInputs, Survey, gathered, left_as_it_was, unwrapped
@@ -134,7 +134,7 @@ def estimates_sheet(layers: Sequence[EstimatedLayer]) -> Sheet:
     columns = (Column("layer", "left"), Column("kind", "left"), Column("norm"))
     rows = [
         (
-            short_name(layer.name),
+            row_name(layer.name),
             layer.kind,
             interval_text(layer.norm),
             *(_cell(layer, method) for method in methods),

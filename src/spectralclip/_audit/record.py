@@ -22,7 +22,7 @@ from spectralclip._audit.table import (
     layer_row,
     plain_table,
     rich_table,
-    short_name,
+    row_name,
 )
 from spectralclip._common import shown_name, shown_reason, write_text
 from spectralclip._lipschitz import NetworkBound, certified_radius
@@ -216,7 +216,7 @@ class AuditComparison(_Record):
             CHANGE_COLUMNS,
             [
                 (
-                    short_name(row.name),
+                    row_name(row.name),
                     interval_text(row.before),
                     interval_text(row.after),
                     percent(row.change),

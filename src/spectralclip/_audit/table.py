@@ -59,7 +59,7 @@ def layer_row(layer: LayerAudit) -> tuple[str, ...]:
     """One line of an audit."""
     apart = "" if layer.batch_norm is None else f"{layer.linear or 0:.3g} x {layer.batch_norm:.3g}"
     return (
-        short_name(layer.name),
+        row_name(layer.name),
         _what(layer),
         interval_text(layer.norm),
         apart,
@@ -74,11 +74,9 @@ def _what(layer: LayerAudit) -> str:
     return "together, compensates" if layer.compensates else "together"
 
 
-def short_name(name: str) -> str:
-    """The name of a chain, in which later parts leave out what the first has: "block.conv+bn"."""
-    first, *others = name.split("+")
-    inside = f"{first.rpartition('.')[0]}."
-    return "+".join([first, *(other.removeprefix(inside) for other in others)]) or ITSELF
+def row_name(name: str) -> str:
+    """A layer's name, as calls take it; a model that is a layer itself has none."""
+    return name or ITSELF
 
 
 def interval_text(interval: Interval | None) -> str:

@@ -36,6 +36,7 @@ from spectralclip._bounds.exact import (
 from spectralclip._bounds.interval import Interval
 from spectralclip._bounds.lanczos import Ceiling, Search, rounding_margin
 from spectralclip._bounds.views import View
+from spectralclip._common import checked_generator
 from spectralclip._linalg import largest_singular_value, norm_is_below
 from spectralclip._operators import (
     Layer,
@@ -108,7 +109,7 @@ def norm_bounds_and_vector(
     tol, failure, deterministic = request
     check_request(tol, failure)
     view = View(layer, in_shape)
-    generator = generator or torch.Generator("cpu").manual_seed(0)
+    generator = checked_generator(generator)
     found = _from_blocks(view, request, generator)
     if found is not None:
         return found, None

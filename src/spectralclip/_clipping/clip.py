@@ -16,7 +16,7 @@ from spectralclip._clipping.cutting_planes import CUTS, EXACT_CUTS
 from spectralclip._clipping.free_weights import Move, free_weights
 from spectralclip._clipping.newton import Projected
 from spectralclip._clipping.project import nearest
-from spectralclip._common import positive_number
+from spectralclip._common import checked_generator, positive_number
 from spectralclip._operators import (
     HALF_PRECISION,
     Layer,
@@ -75,7 +75,7 @@ class ClipResult:
         rounds: Steps taken.
         converged: Whether the projection was carried through. If not, the layer is within the
             bound all the same, by a final scale, but farther away than need be.
-        flops: Floating-point operations spent outside of applications.
+        flops: Floating-point operations spent outside of matvecs.
     """
 
     norm_before: float
@@ -140,7 +140,7 @@ def clip_(
     """
     max_norm = _checked_request(layer, max_norm, tol, certify, move)
     in_shape = input_shape(layer, in_shape)
-    generator = torch.Generator("cpu").manual_seed(0) if generator is None else generator
+    generator = checked_generator(generator)
     job = _Clipping(layer, in_shape, max_norm, tol, exact, certify, move, generator)
     job.require_clippable()
     norm = job.norm_at_start()

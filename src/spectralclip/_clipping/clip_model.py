@@ -150,7 +150,7 @@ def layer_targets(layers: Mapping[str, FoundLayer], max_norm: Targets) -> dict[s
         if unknown:
             raise ValueError(
                 f"max_norm names {unknown}, which are not among the affine layers found: "
-                f"{list(layers)}. With compose=True a layer and the following batch norm have one "
+                f"{list(layers)}. A layer that is bounded with the following batch norm has one "
                 "name together; skipped_layers says what was left out, and why."
             )
         given = {name: max_norm[name] for name in layers if name in max_norm}

@@ -56,7 +56,7 @@ class Projected:
     rounds: int
     converged: bool
     lower_bound: float | None = None
-    flops: float = 0.0  # outside of applications
+    flops: float = 0.0  # outside of matvecs
 
 
 def by_newton(

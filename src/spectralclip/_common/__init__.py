@@ -15,7 +15,7 @@ from spectralclip._common.commands import (
     one_line,
 )
 from spectralclip._common.files import replacing, require_writable, write_text, write_texts
-from spectralclip._common.numbers import positive_number
+from spectralclip._common.numbers import checked_generator, checked_seed, positive_number
 from spectralclip._common.progress import Progress, Steps, shown
 from spectralclip._common.shapes import Shape, as_shape
 from spectralclip._common.text import ITSELF, printable, shown_name, shown_reason
@@ -35,6 +35,8 @@ __all__ = [
     "Terminated",
     "as_shape",
     "cannot",
+    "checked_generator",
+    "checked_seed",
     "explained",
     "guarded",
     "needed",

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 
 import numpy as np
+import torch
 from torch import Tensor
+
+# Beyond these, a layer in units of its bound leaves the range of single precision.
+LEAST_BOUND, MOST_BOUND = 1e-30, 1e30
 
 
 def positive_number(value: object, name: str) -> float:
@@ -16,7 +21,7 @@ def positive_number(value: object, name: str) -> float:
         name: What it is called, for the error.
 
     Raises:
-        ValueError: It is no real number, not finite, or not positive.
+        ValueError: It is no real number, not positive, or beyond what single precision can tell.
     """
     number: object = value
     if isinstance(value, (Tensor, np.ndarray, np.generic)) and value.ndim == 0:
@@ -27,4 +32,39 @@ def positive_number(value: object, name: str) -> float:
             f"{name} must be a positive number such as 1.0 (of Python, a NumPy scalar or a "
             f"zero-dimensional tensor), got {value!r}."
         )
+    if not LEAST_BOUND <= number <= MOST_BOUND:  # type: ignore[operator]
+        raise ValueError(
+            f"{name} must lie between {LEAST_BOUND:g} and {MOST_BOUND:g}, got {value!r}."
+        )
     return float(number)  # type: ignore[arg-type]
+
+
+def checked_seed(seed: object) -> int:
+    """A seed as an integer.
+
+    Raises:
+        TypeError: It is no integer.
+        ValueError: It is negative, or has more than 63 bits.
+    """
+    if isinstance(seed, bool) or not hasattr(seed, "__index__") or isinstance(seed, Tensor):
+        raise TypeError(f"seed must be an integer such as 0, got {seed!r}.")
+    number = operator.index(seed)
+    if not 0 <= number < 2**63:
+        raise ValueError(f"seed must be between 0 and 2**63 - 1, got {seed!r}.")
+    return number
+
+
+def checked_generator(generator: object) -> torch.Generator:
+    """A source of random numbers; without one, the same for each call.
+
+    Raises:
+        TypeError: It is something else, such as a seed.
+    """
+    if generator is None:
+        return torch.Generator("cpu").manual_seed(0)
+    if not isinstance(generator, torch.Generator):
+        raise TypeError(
+            f"generator must be a torch.Generator, got {generator!r}: for a seed, give "
+            "torch.Generator().manual_seed(seed)."
+        )
+    return generator

@@ -28,7 +28,7 @@ from spectralclip._linalg.precision import (
     sent,
     wide,
 )
-from spectralclip._linalg.qp import Array, nonnegative_qp, solve_nonnegative
+from spectralclip._linalg.qp import Array, as_array, nonnegative_qp, solve_nonnegative
 from spectralclip._linalg.small_matrices import (
     GramSVD,
     below,
@@ -44,6 +44,7 @@ __all__ = [
     "GramSVD",
     "LanczosRun",
     "alias_frequencies",
+    "as_array",
     "below",
     "decomposable",
     "descending_eigh",

@@ -23,12 +23,12 @@ def nonnegative_qp(Q: Tensor, b: Tensor, start: Tensor | None = None) -> Tensor:
     Q is symmetric and positive semi-definite; `start` are the multipliers of a similar program. The
     result is in float64 on the CPU.
     """
-    matrix, target = (_array(part) for part in (Q, b))
-    first = None if start is None else _array(start)
+    matrix, target = (as_array(part) for part in (Q, b))
+    first = None if start is None else as_array(start)
     return torch.from_numpy(solve_nonnegative(matrix, target, first))
 
 
-def _array(values: Tensor) -> Array:
+def as_array(values: Tensor) -> Array:
     numbers: Array = values.detach().cpu().numpy().astype(np.float64)
     return numbers
 

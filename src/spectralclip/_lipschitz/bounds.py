@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from spectralclip._bounds import Interval, check_request
-from spectralclip._common import Shape
+from spectralclip._common import Shape, checked_seed
 from spectralclip._lipschitz.chain_norms import IntervalOf, Norms, standard_intervals
 from spectralclip._lipschitz.examples import Call, examples_of, first_run, outputs
 from spectralclip._lipschitz.flow import Flow, alike
@@ -95,6 +95,7 @@ def lipschitz_bounds(
         ['Linear', 'relu', 'Linear']
     """
     check_request(tol, failure)
+    seed = checked_seed(seed)
     example_inputs = with_kwargs(example_inputs, example_kwargs)
     otherwise = standard_intervals(tol, failure, deterministic, seed)
     width = tol if local else None

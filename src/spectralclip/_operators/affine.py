@@ -362,7 +362,7 @@ def _check_tensors(
                 f"{key!r} of {name} has dtype {tensor.dtype}, expected a real floating-point one: "
                 "convert or dequantize the weights first."
             )
-        wide = tensor.float() if tensor.element_size() < 2 else tensor
+        wide = tensor.float() if tensor.element_size() < 2 else tensor.detach()
         if tensor.is_floating_point() and not bool(torch.isfinite(wide).all()):
             raise ValueError(
                 f"{key!r} of {name} holds NaN or infinite values: its spectrum is not defined. "

@@ -67,7 +67,7 @@ class Lanczos(Solver):
         basis: Most vectors kept (for k > 1, each with its image under `M^T M`); by default
             128 for k = 1, and 3 to 5 blocks for more, depending on the tolerance.
         oversampling: How much wider than k the block is; by default 3, or 3 k / 10 if more.
-        max_matvecs: Budget of single applications of `M` or `M^T`; by default
+        max_matvecs: Budget of single products with `M` or `M^T`; by default
             1000 + 200 k.
     """
 
@@ -249,7 +249,7 @@ def _advice(found: Triplets, tol: float) -> str:
             "convert the layer to float64."
         )
     return (
-        f"{text} after {found.num_matvecs} applications. Go on from here with "
+        f"{text} after {found.num_matvecs} matvecs. Go on from here with "
         "svds(..., v0=spectrum.V), allow more with solver=Lanczos(max_matvecs=...), or "
         "loosen tol."
     )

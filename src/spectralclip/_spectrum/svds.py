@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from spectralclip._common import checked_generator
 from spectralclip._linalg import on_host, sent
 from spectralclip._operators import Layer, LinearOperator, as_operator, plain_numerics
 from spectralclip._spectrum.exact import DENSE_LIMIT, Exact, require_dense
@@ -90,8 +91,7 @@ def leading_spectrum(
     _check_request(op, k, tol)
     k = operator.index(k)
     start = _start_batch(op, v0)
-    if generator is None:
-        generator = torch.Generator("cpu").manual_seed(0)
+    generator = checked_generator(generator)
     chosen = _choose(op, k) if solver == "auto" else solver
     if not isinstance(chosen, Solver):
         raise TypeError(

@@ -69,7 +69,7 @@ class Spectrum:
         values = ", ".join(f"{value:.4g}" for value in self.S[:6].tolist())
         more = ", ..." if len(self.S) > 6 else ""
         state = "converged" if self.converged else f"NOT converged: {self.advice}"
-        return f"Spectrum(S=[{values}{more}], {self.num_matvecs} applications, {state})"
+        return f"Spectrum(S=[{values}{more}], {self.num_matvecs} matvecs, {state})"
 
     @staticmethod
     @plain_numerics()

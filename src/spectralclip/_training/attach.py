@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from spectralclip._clipping import Targets, layer_targets
+from spectralclip._common import checked_seed
 from spectralclip._models import ExampleInputs, FoundLayer, Pairs, find_layers, unwrapped
 from spectralclip._operators import plain_numerics
 from spectralclip._training.attachment import LIVE, Attachment, Schedule
@@ -82,7 +83,7 @@ def attach(
             "attach takes (model, optimizer, example_inputs, method=...): the model must be an "
             f"nn.Module, got {model!r}."
         )
-    method = SpectralClip() if method is None else method
+    seed, method = checked_seed(seed), SpectralClip() if method is None else method
     if not isinstance(method, Method):
         raise TypeError(f"method must be a Method such as SpectralClip(), got {method!r}.")
     bare, optimizers = unwrapped(model), checked_optimizers(optimizer)

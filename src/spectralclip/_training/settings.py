@@ -44,6 +44,6 @@ def _advice(method: str, name: str, value: object, known: list[str]) -> str:
         there = _OF_ATTACH[name]
         what = "The bound" if there == "max_norm" else f"{there!r}"
         given = f"{value!r}" if isinstance(value, (int, float)) else "..."
-        return f"{text} {what} goes to attach: attach({method}(), ..., {there}={given})."
+        return f"{text} {what} goes to attach: attach(..., method={method}(), {there}={given})."
     similar = difflib.get_close_matches(name, known, n=1)
     return f"{text} Did you mean {similar[0]!r}?" if similar else text

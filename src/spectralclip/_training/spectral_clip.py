@@ -56,7 +56,7 @@ class SpectralClip(Method):
     most 1.01 times, and 1.03 times in the first steps of a new network.
 
     *Cost.* For dense layers one decomposition of a small matrix a step where something is above
-    its bound; for convolutions about ten applications to Fourier modes or full vectors a step.
+    its bound; for convolutions about ten products with Fourier modes or full vectors a step.
 
     *Known failure.* With `check_every=0`, a value that rises from far below to above the bound
     within a few steps is seen late, and the norm is above the bound until then.

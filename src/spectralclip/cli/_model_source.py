@@ -124,7 +124,7 @@ def _attribute(module: ModuleType, name: str, text: str) -> Any:
         except AttributeError as error:
             have = [key for key in vars(module) if not key.startswith("_")]
             raise Problem(
-                f"MODEL {text!r}: {module.__name__} has no attribute {part!r}; it has "
+                f"MODEL {text!r}: there is no {part!r} in {text.rpartition(':')[0]}; it has "
                 f"{', '.join(sorted(have)[:8]) or 'nothing public'}."
             ) from error
     return found

@@ -9,7 +9,7 @@ from typing import Final, TypedDict, final
 
 import torch
 
-from spectralclip._common import positive_number
+from spectralclip._common import checked_generator, positive_number
 from spectralclip._operators import (
     AffineFunction,
     Layer,
@@ -125,8 +125,7 @@ def paper_clip_(
     op = as_operator(layer, in_shape)
     function = AffineFunction(layer, in_shape)
     _require_movable(op, function)
-    if generator is None:
-        generator = torch.Generator("cpu").manual_seed(0)
+    generator = checked_generator(generator)
     top = leading_spectrum(op, 1, solver=solver, generator=generator)
     before = after = float(top.S[0])
     num_matvecs, done = top.num_matvecs, 0

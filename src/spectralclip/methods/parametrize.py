@@ -49,7 +49,7 @@ class Parametrize(DomainMethod):
     within a proven bound. Until then the `state_dict` has the keys of torch's parametrizations,
     and the vectors as buffers: to go on from a checkpoint, attach first.
 
-    *Cost.* For each step of the optimizer about 30 applications of the layer to one vector, and
+    *Cost.* For each step of the optimizer about 30 products of the layer with one vector, and
     one weight gradient; none in evaluation, nor for further forward passes of the same step.
 
     *Known failure.* Dividing lowers all singular values along with the largest; `SpectralClip`

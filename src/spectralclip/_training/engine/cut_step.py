@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spectralclip._linalg import Array, solve_nonnegative
+from spectralclip._linalg import Array, as_array, solve_nonnegative
 from spectralclip._training.momentum import Momentum
 
 # What is handed a parameter, and what to do with the momentum that the optimizer has of it.
@@ -148,7 +148,7 @@ def project_(
     gram = cuts.gram()
     if tolerance is None:
         tolerance = EXACT * float(np.abs(excess).max(initial=0.0))
-    products = _array(gram)
+    products = as_array(gram)
     if not np.isfinite(products).all():  # gradients in a tiny factor: a scale has to do
         return None
     multipliers = _solution(products, excess, tolerance)
@@ -172,10 +172,10 @@ def project_momentum_(momentum: Momentum, cuts: Cuts) -> None:
     buffer, metric = momentum.buffer, momentum.metric
     step = buffer if metric is None else buffer * metric
     gram = cuts.gram()
-    push = -_array(cuts.products(step))
+    push = -as_array(cuts.products(step))
     if not (push > 0).any():
         return
-    multipliers = _solution(_array(gram), push, EXACT * float(np.abs(push).max()))
+    multipliers = _solution(as_array(gram), push, EXACT * float(np.abs(push).max()))
     weights = torch.from_numpy(multipliers).to(buffer.device, gram.dtype)
     if metric is None:
         cuts.add_(buffer, weights)
@@ -212,8 +212,3 @@ def _solution(gram: Array, excess: Array, tolerance: float) -> Array:
             return multipliers
         free |= missed
     return solve_nonnegative(gram, excess, multipliers)
-
-
-def _array(values: Tensor) -> Array:
-    numbers: Array = values.detach().cpu().numpy().astype(np.float64)
-    return numbers

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._clipping import clamp_batch_norm_
-from spectralclip._common import Shape
+from spectralclip._common import Shape, checked_generator
 from spectralclip._linalg import tall_qr
 from spectralclip._operators import Layer, LinearOperator, as_operator, plain_numerics
 from spectralclip._spectrum import ROUNDING, Spectrum, gaussian, warned
@@ -190,7 +190,7 @@ def virmaux_svds(
         >>> layer = torch.nn.Linear(3, 3)
         >>> _ = layer.weight.data.copy_(torch.diag(torch.tensor([3.0, 2.0, 1.0])))
         >>> virmaux_svds(layer, (3,), 2)
-        Spectrum(S=[3, 2], ... applications, converged)
+        Spectrum(S=[3, 2], ... matvecs, converged)
     """
     check_count(1, k=k, power_iterations=power_iterations)
     check_positive(tol=tol)
@@ -198,7 +198,7 @@ def virmaux_svds(
         op = as_operator(layer, in_shape, explicit=False)
     if k > min(op.shape):
         raise ValueError(f"{op.name} has {min(op.shape)} singular values, got k = {k}.")
-    generator = generator or torch.Generator("cpu").manual_seed(0)
+    generator = checked_generator(generator)
     found, num_matvecs = torch.zeros(0, *op.in_shape, dtype=op.dtype, device=op.device), 0
     for _ in range(k):
         start = _without(random_start(op, generator), found)

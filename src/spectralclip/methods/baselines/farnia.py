@@ -34,7 +34,7 @@ class Farnia(DomainMethod):
     *Promise*: with weights that move slowly, the followed norm tends to the true one from below,
     and the layer's norm to at most the bound.
 
-    *Cost*: three applications of a layer a step.
+    *Cost*: three matvecs a layer and step.
 
     *Known failure*: in the first steps the vector is still a random one, and the norm far above
     the bound; later it lags behind weights that move fast. And a division lowers all singular

@@ -46,7 +46,7 @@ class Gouk(DomainMethod):
     enough iterations, some hundred in general and a thousand where values lie close together; then
     the layer's norm is within as much of the bound.
 
-    *Cost*: `2 power_iterations + 1` applications of a layer a step.
+    *Cost*: `2 power_iterations + 1` matvecs a layer and step.
 
     *Known failure*: the few iterations begin again at the same random vector after each step, as
     in the authors' code, and find a norm that is too small, by 5 to 15 %: what is left above the

@@ -45,12 +45,12 @@ class Virmaux(DomainMethod):
     *Promise*: the estimates tend to the true values from below, and are within 1e-3 after enough
     iterations. Nothing holds the norms.
 
-    *Cost*: two applications an iteration, for k values k times as many iterations, one after the
+    *Cost*: two matvecs an iteration, for k values k times as many iterations, one after the
     other; through autograd, at about twice the price of explicit convolutions.
 
     *Known failure*: values that lie close together, as in nearly every convolution, converge
     slowly, and deflation by vectors that have not converged spoils those that come after them.
-    `svds` finds all k at once, in a small part of the applications.
+    `svds` finds all k at once, in a small part of the matvecs.
 
     Args:
         every: Steps of the optimizer from one measurement to the next.
