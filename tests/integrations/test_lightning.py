@@ -566,7 +566,7 @@ class Module(pl.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=1.0)
 
-callback = SpectralClipCallback(Scale(), max_norm=0.5)
+callback = SpectralClipCallback(method=Scale(), max_norm=0.5)
 module = Module()
 trainer = pl.Trainer(
     accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
