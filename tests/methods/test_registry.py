@@ -86,7 +86,7 @@ def test_the_bound_is_no_setting_of_a_method(name: str) -> None:
     for slip in ("max_norm", "bound"):
         with pytest.raises(TypeError, match=rf"{kind.__name__} has no setting '{slip}'") as caught:
             kind(**{slip: 0.5})
-        assert f"attach({kind.__name__}(), ..., max_norm=0.5)" in str(caught.value)
+        assert f"attach(..., method={kind.__name__}(), max_norm=0.5)" in str(caught.value)
     with pytest.raises(TypeError, match=r"'schedule' goes to attach: .*schedule=\.\.\.\)"):
         kind(**{"schedule": abs})
     with pytest.raises(TypeError, match=f"{kind.__name__} has no setting 'nonsense'"):
