@@ -39,19 +39,13 @@ from spectralclip._spectrum import leading_spectrum
 @final
 @dataclass(frozen=True)
 class CertificateConstants:
-    """What is still worth a certificate, and which values it tries.
+    """What is still worth a certificate, and which values it tries."""
 
-    Attributes:
-        work: Multiply-adds: some two minutes of one core.
-        numbers: That are held: a gigabyte and a half.
-        longest: Axes longer than this, or that many positions beside one, are not considered.
-        guesses: At the squared norm, in units of the first one's margin; the later ones are for
-            Lanczos values that are too low.
-    """
-
-    work: float = 1.5e12
-    numbers: float = 2e8
-    longest: int = 2048
+    work: float = 1.5e12  # multiply-adds: some two minutes of one core
+    numbers: float = 2e8  # that are held: a gigabyte and a half
+    longest: int = 2048  # longer axes, or more positions beside one, are not considered
+    # At the squared norm, in units of the first one's margin; the later ones are for Lanczos values
+    # that are too low.
     guesses: tuple[float, ...] = (1.0, 5.0, 20.0, 100.0)
 
 

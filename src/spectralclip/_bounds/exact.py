@@ -25,23 +25,16 @@ from spectralclip._spectrum import Torus, symbol_peak
 @final
 @dataclass(frozen=True)
 class ExactConstants:
-    """When small matrices are decomposed.
+    """When small matrices are decomposed."""
 
-    Attributes:
-        cheap: Multiply-adds that need no second thought. One matrix of 1259 rows and columns takes
-            as many: 0.5 s of one core, where a Lanczos run takes 0.1 s.
-        runs: As many as so many Lanczos runs take are spent in any case.
-        dense_side: Smaller sides up to which the whole matrix is formed: as many products as a
-            Lanczos run takes.
-        dense_side_deterministic: The same where only a proof will do: eigenvalues take 0.15 s.
-        dense_entries: Numbers that this matrix may have: a quarter of a gigabyte.
-    """
-
+    # Multiply-adds that need no second thought. One matrix of 1259 rows and columns takes as many:
+    # 0.5 s of one core, where a Lanczos run takes 0.1 s.
     cheap: float = 2e10
-    runs: float = 4.0
+    runs: float = 4.0  # as many as so many Lanczos runs take are spent in any case
+    # Smaller sides up to which the whole matrix is formed: as many products as a Lanczos run takes.
     dense_side: int = 64
-    dense_side_deterministic: int = 1024
-    dense_entries: int = 2**25
+    dense_side_deterministic: int = 1024  # where only a proof will do: eigenvalues take 0.15 s
+    dense_entries: int = 2**25  # numbers that this matrix may have: a quarter of a gigabyte
 
 
 EXACT = ExactConstants()

@@ -29,20 +29,15 @@ from spectralclip._spectrum import filtered_row, random_rows
 @final
 @dataclass(frozen=True)
 class SearchConstants:
-    """What a run is limited by.
+    """What a run is limited by."""
 
-    Attributes:
-        steps: At most so many. One percent at a failure of 1e-6 takes 45 to 60 of them; a width of
-            1e-4 took 179 at most, on fourteen layers of all kinds.
-        basis_entries: Numbers that the basis may have: a gigabyte in float32.
-        least_steps: But so many in any case.
-        margin: Roundings that a value is moved by. Residuals of layers of 4608 products a sum were
-            seen to have eight.
-    """
-
+    # At most so many. One percent at a failure of 1e-6 takes 45 to 60 of them; a width of 1e-4 took
+    # 179 at most, on fourteen layers of all kinds.
     steps: int = 300
-    basis_entries: int = 2**28
-    least_steps: int = 40
+    basis_entries: int = 2**28  # numbers that the basis may have: a gigabyte in float32
+    least_steps: int = 40  # but so many in any case
+    # Roundings that a value is moved by. Residuals of layers of 4608 products a sum were seen to
+    # have eight.
     margin: int = 100
 
 
@@ -106,14 +101,10 @@ def smallest_excluded(run: LanczosRun, delta: float) -> float:
 @final
 @dataclass(frozen=True)
 class Ceiling:
-    """An upper end from elsewhere, computed when the iteration shows that it may be of use.
+    """An upper end from elsewhere, computed when the iteration shows that it may be of use."""
 
-    Attributes:
-        floor: It is not below this.
-        compute: Gives it, from a number that is not above the norm.
-    """
-
-    floor: float = math.inf
+    floor: float = math.inf  # it is not below this
+    # Gives it, from a number that is not above the norm.
     compute: Callable[[float], float] = lambda lower: math.inf
 
     @cached_property

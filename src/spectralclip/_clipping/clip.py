@@ -30,30 +30,22 @@ from spectralclip._spectrum import fresh_ritz, svds
 @final
 @dataclass(frozen=True)
 class ClipSettings:
-    """How the result is settled on the weights as they are stored.
+    """How the result is settled on the weights as they are stored."""
 
-    Attributes:
-        final_steps: Lanczos steps of the last search, from a new random vector. Without it a norm
-            of 1.003 c was left; with it 1.0002 c at worst.
-        short_steps: The same where the norm is known already, as a guard against rounding.
-        settled: What may be left above the bound, relatively.
-        rounds: Searches at most; one or two are the rule.
-        further_rounds: How often the move may be lengthened before the weights are scaled, which
-            always helps but costs more distance.
-        certified_rounds: How often the layer may be lowered for the sake of its bounds.
-        far: Times the bound: where the norm is larger, little of the layer will be left, which is
-            computed in float64.
-        excess_share: The share of the allowed gap that a smaller image may cost.
-    """
-
+    # Lanczos steps of the last search, from a new random vector. Without it a norm of 1.003 c was
+    # left; with it 1.0002 c at worst.
     final_steps: int = 60
-    short_steps: int = 12
-    settled: float = 1e-5
-    rounds: int = 20
+    short_steps: int = 12  # where the norm is known already, as a guard against rounding
+    settled: float = 1e-5  # what may be left above the bound, relatively
+    rounds: int = 20  # searches at most; one or two are the rule
+    # How often the move may be lengthened before the weights are scaled, which always helps but
+    # costs more distance.
     further_rounds: int = 3
-    certified_rounds: int = 8
+    certified_rounds: int = 8  # how often the layer may be lowered for the sake of its bounds
+    # Times the bound: where the norm is larger, little of the layer will be left, which is computed
+    # in float64.
     far: float = 100.0
-    excess_share: float = 0.2
+    excess_share: float = 0.2  # of the allowed gap, what a smaller image may cost
 
 
 SETTINGS = ClipSettings()

@@ -25,30 +25,22 @@ from spectralclip._spectrum import fresh_ritz, warmed_ritz
 @final
 @dataclass(frozen=True)
 class CutSettings:
-    """How far cuts are driven. Measured on 60 layers at bounds of 0.3 to 0.95 of their norms.
+    """How far cuts are driven. Measured on 60 layers at bounds of 0.3 to 0.95 of their norms."""
 
-    Attributes:
-        gap: Relative gap between the distance and its lower bound. The median reached was 1.010,
-            the worst 1.017.
-        budget: Vectors sent through M. The median was 602, the most 2002.
-        most_numbers: Each cut keeps two copies of the weight. Beyond so many numbers in a weight
-            Newton steps take over, which leave 1.03 in the median and keep none.
-        gap_share: How much of the gap goes into aiming below the bound. On 16 small convolutions
-            476 vectors were sent through M, median; without any, 6000 were not enough.
-        most_headroom: At most so far below the bound, as a share of it.
-        width: Triplets that are followed. 281 values above the bound took 29 cuts.
-        start_steps: Lanczos steps of the first search.
-        check_steps: Lanczos steps of the search that has the last word, from a new random vector.
-    """
-
+    # Between the distance and its lower bound, relatively: the median reached was 1.010, the worst
+    # 1.017.
     gap: float = 0.03
-    budget: int = 1200
+    budget: int = 1200  # vectors sent through M: the median was 602, the most 2002
+    # Each cut keeps two copies of the weight. Beyond so many numbers in a weight Newton steps take
+    # over, which leave 1.03 in the median and keep none.
     most_numbers: int = 300_000
+    # How much of the gap goes into aiming below the bound. On 16 small convolutions 476 vectors
+    # were sent through M, median; without any, 6000 were not enough.
     gap_share: float = 0.8
-    most_headroom: float = 0.05
-    width: int = 8
-    start_steps: int = 30
-    check_steps: int = 40
+    most_headroom: float = 0.05  # at most so far below the bound, as a share of it
+    width: int = 8  # triplets that are followed; 281 values above the bound took 29 cuts
+    start_steps: int = 30  # Lanczos steps of the first search
+    check_steps: int = 40  # of the one that has the last word, from a new random vector
 
 
 CUTS = CutSettings()

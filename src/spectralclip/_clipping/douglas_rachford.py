@@ -30,26 +30,19 @@ from spectralclip._operators import ConvMap
 @final
 @dataclass(frozen=True)
 class SplittingSettings:
-    """Measured on layers of 64 to 512 channels, trained and random.
+    """Measured on layers of 64 to 512 channels, trained and random."""
 
-    Attributes:
-        rho: The splitting's parameter. ADMM with a small one, Dykstra and FISTA were slower.
-        relaxation: Of each step, between 1 and 2.
-        iterations: 64 channels on 16 x 16 came within 1.011 of the least distance after 8 of them
-            and within 1.007 after 10 on the larger grid, where Newton steps alone leave 1.036.
-        largest_side: Symbols are smooth: a grid of 17 gave 1.007 in 1.35 s where one of 10 gave
-            1.011 in 0.57 s.
-        least_cut: At bounds above this share of the norm few cuts do it, and the torus is too
-            blunt.
-        least_side: With zero padding on smaller images borders are everywhere: no torus is near,
-        wide: unless there are so many channels (512 on 4 x 4: 9 s, where Newton steps take 30 s).
-    """
-
-    rho: float = 12.0
-    relaxation: float = 1.7
+    rho: float = 12.0  # the splitting's parameter; ADMM with a small one, Dykstra, FISTA: slower
+    relaxation: float = 1.7  # of each step, between 1 and 2
+    # 64 channels on 16 x 16 came within 1.011 of the least distance after 8 of them and within
+    # 1.007 after 10 on the larger grid, where Newton steps alone leave 1.036.
     iterations: int = 10
+    # Symbols are smooth: a grid of 17 gave 1.007 in 1.35 s where one of 10 gave 1.011 in 0.57 s.
     largest_side: int = 14
+    # At bounds above this share of the norm few cuts do it, and the torus is too blunt.
     least_cut: float = 0.85
+    # With zero padding on smaller images borders are everywhere: no torus is near, unless there are
+    # so many channels (512 on 4 x 4: 9 s, where Newton steps take 30 s).
     least_side: int = 8
     wide: int = 128
 

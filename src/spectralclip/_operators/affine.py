@@ -38,18 +38,12 @@ class NotAffineError(ValueError):
 @final
 @dataclass(frozen=True)
 class Stage:
-    """One part of a composition.
+    """One part of a composition."""
 
-    Attributes:
-        name: Its place in the composition, as `nn.Sequential` would name it ("" if alone).
-        layer: The module or callable.
-        parameters: For each of the module's own parameter and buffer names, the name in the
-            whole composition under which the value is found. Parts that share a parameter
-            share its name.
-    """
-
-    name: str
+    name: str  # its place in the composition, as `nn.Sequential` would name it ("" if alone)
     layer: nn.Module | Callable[[Tensor], Tensor]
+    # For each of the module's own parameter and buffer names, the name in the whole composition
+    # under which the value is found. Parts that share a parameter share its name.
     parameters: Mapping[str, str]
 
     def __call__(self, values: Mapping[str, Tensor], x: Tensor) -> Tensor:

@@ -36,21 +36,18 @@ class StartConstants:
 
     Pairs of products are those for the norm to 1e-3, on average over 3x3 convolutions of 16, 32
     and 64 channels on 32, 24 and 16 pixels.
-
-    Attributes:
-        period: Side of the small torus; images of at least twice that are worth it.
-        filter_steps: Products with `M^T M` there: 28 pairs, 31 without any, 26 with twice as many.
-        noise: Share of plain noise: 27.5 pairs with 0.1, 28.5 with 1. More reaches what the torus
-            does not have.
-        off_the_peak: How far below its largest value the symbol's norm may be at the start.
-        peak_products: Products with the layer that the search for it may cost: it saves 50 to 130
-            (one to sixteen channels, 224 to 512 pixels a side).
     """
 
-    period: int = 8
+    period: int = 8  # side of the small torus; images of at least twice that are worth it
+    # Products with `M^T M` there: 28 pairs, 31 without any, 26 with twice as many.
     filter_steps: int = 16
+    # Share of plain noise: 27.5 pairs with 0.1, 28.5 with 1. More reaches what the torus does not
+    # have.
     noise: float = 0.3
+    # How far below its largest value the symbol's norm may be at the start.
     off_the_peak: float = 5e-4
+    # Products with the layer that the search for it may cost: it saves 50 to 130 (one to sixteen
+    # channels, 224 to 512 pixels a side).
     peak_products: int = 20
 
 

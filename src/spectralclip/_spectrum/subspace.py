@@ -20,27 +20,20 @@ class KrylovConstants:
     """What the Lanczos solver is steered by.
 
     Figures are for 3x3 convolutions of 16, 32 and 64 channels on 32, 24 and 16 pixels.
-
-    Attributes:
-        small: Up to this many unknowns products are cheap, and spectra so thin that a missed value
-            is far from its neighbour: two values more than wanted are found, to a stricter rule.
-        probe_steps: A warm start, or luck, may look converged at once; so long nothing is believed.
-        single_basis: Vectors that a run for one value keeps before it restarts; to 1e-6 it takes 66
-            at most.
-        rough_tol: From this accuracy on `rough_blocks` are kept, for finer ones `fine_blocks`.
-        rough_blocks: Five of them save no pair for 5 values to 1e-2, and take longer.
-        fine_blocks: Three of them take 176 pairs for 5 values to 1e-3, five 155.
-        shrinks: Residuals near rounding have arrived once they stop shrinking by this factor; how
-            small they become depends on the layer (0.3 to 8 eps times the largest value).
-        patience: So many times in a row.
     """
 
+    # Up to this many unknowns products are cheap, and spectra so thin that a missed value is far
+    # from its neighbour: two values more than wanted are found, to a stricter rule.
     small: int = 2048
+    # A warm start, or luck, may look converged at once; so long nothing is believed.
     probe_steps: int = 10
+    # Vectors that a run for one value keeps before it restarts; to 1e-6 it takes 66 at most.
     single_basis: int = 128
-    rough_tol: float = 5e-3
-    rough_blocks: int = 3
-    fine_blocks: int = 5
+    rough_tol: float = 5e-3  # from this accuracy on `rough_blocks` are kept, else `fine_blocks`
+    rough_blocks: int = 3  # five of them save no pair for 5 values to 1e-2, and take longer
+    fine_blocks: int = 5  # three of them take 176 pairs for 5 values to 1e-3, five 155
+    # Residuals near rounding have arrived once they stop shrinking by this factor, so many times in
+    # a row; how small they become depends on the layer (0.3 to 8 eps times the largest value).
     shrinks: float = 0.7
     patience: int = 3
 

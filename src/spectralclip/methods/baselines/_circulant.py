@@ -94,14 +94,10 @@ class Torus:
     `(c_out, c_in * phases)`, and its singular values are those of the blocks. Where
     the padding shifts the kernel, blocks are multiplied by unitary matrices, which changes neither
     their values nor what clipping them does.
-
-    Attributes:
-        sides: Of the input; none for a dense layer, which is its own symbol.
-        stride: Divides the sides.
     """
 
-    sides: Shape
-    stride: Shape
+    sides: Shape  # of the input; none for a dense layer, which is its own symbol
+    stride: Shape  # divides the sides
 
     @staticmethod
     def of(module: Any, in_shape: Shape) -> Torus:

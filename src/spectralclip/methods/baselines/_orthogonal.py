@@ -134,25 +134,15 @@ class PeriodicForm(Form):
     """A convolution with circular padding whose symbols are made orthogonal.
 
     A stride is taken as its authors do: the input is cut into its phases, which become channels.
-
-    Attributes:
-        name: The layer's.
-        orthogonal: The function of the symbols.
-        sides: Of the torus that the kernel is on.
-        spread: How far apart its points lie on the image: the image's sides by `sides`.
-        stride: Of the convolution; one where `spread` is not.
-        dilation: Of the weight on the torus.
-        before: Padding of the weight at the low end.
-        groups: Of the convolution.
     """
 
-    name: str
-    orthogonal: Transform
-    sides: Shape
-    spread: Shape
-    stride: Shape
-    dilation: Shape
-    before: Shape
+    name: str  # the layer's
+    orthogonal: Transform  # the function of the symbols
+    sides: Shape  # of the torus that the kernel is on
+    spread: Shape  # how far apart its points lie on the image: the image's sides by `sides`
+    stride: Shape  # of the convolution; one where `spread` is not
+    dilation: Shape  # of the weight on the torus
+    before: Shape  # padding of the weight at the low end
     groups: int
 
     def linear(self, module: Any, weight: Tensor, x: Tensor) -> Tensor:
