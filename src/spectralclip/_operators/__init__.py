@@ -4,8 +4,9 @@ from spectralclip._operators.affine import HALF_PRECISION as HALF_PRECISION
 from spectralclip._operators.affine import AffineFunction as AffineFunction
 from spectralclip._operators.affine import Layer as Layer
 from spectralclip._operators.affine import NotAffineError as NotAffineError
+from spectralclip._operators.affine import flattened as flattened
 from spectralclip._operators.affine import input_shape as input_shape
-from spectralclip._operators.blocks import ListedBlocks as ListedBlocks
+from spectralclip._operators.blocks import BlockForm as BlockForm
 from spectralclip._operators.build import explicit_maps as explicit_maps
 from spectralclip._operators.check_affine import check_affine as check_affine
 from spectralclip._operators.check_affine import is_linear_in as is_linear_in
@@ -17,12 +18,12 @@ from spectralclip._operators.maps import ConvMap as ConvMap
 from spectralclip._operators.maps import Layout as Layout
 from spectralclip._operators.maps import LinearMap as LinearMap
 from spectralclip._operators.maps import TransposedMap as TransposedMap
-from spectralclip._operators.maps import read_positions as read_positions
 from spectralclip._operators.module_types import CONVS as CONVS
 from spectralclip._operators.module_types import KNOWN_AFFINE as KNOWN_AFFINE
 from spectralclip._operators.module_types import TRANSPOSED as TRANSPOSED
 from spectralclip._operators.module_types import AnyBatchNorm as AnyBatchNorm
 from spectralclip._operators.module_types import batch_norm_scale as batch_norm_scale
+from spectralclip._operators.module_types import conv_paddings as conv_paddings
 from spectralclip._operators.module_types import describe as describe
 from spectralclip._operators.module_types import is_plain as is_plain
 from spectralclip._operators.operator import LinearOperator as LinearOperator

@@ -26,4 +26,5 @@ from spectralclip._spectrum.symbol_peak import symbol_degrees as symbol_degrees
 from spectralclip._spectrum.symbol_peak import symbol_peak as symbol_peak
 from spectralclip._spectrum.triplets import Spectrum as Spectrum
 from spectralclip._spectrum.triplets import Triplets as Triplets
+from spectralclip._spectrum.triplets import left_vectors as left_vectors
 from spectralclip._spectrum.warm_tracker import RitzTracker as RitzTracker

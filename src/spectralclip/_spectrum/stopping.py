@@ -15,8 +15,7 @@ from torch import Tensor
 class StoppingConstants:
     """What the stopping rule is steered by, measured on random convolutions (docs/solvers.md)."""
 
-    # Residuals of this many eps times the largest value are rounding. Layers of up to 4608 products
-    # a sum were seen to have eight.
+    # Residuals of so many eps times the largest value are rounding: 4608 products a sum had eight.
     rounding: float = 20
     judged_again: float = 1.05  # a pair is, when it is finished, with other rounding
     # Over `tol^(3/4)`, the residual up to which a gap is believed. With it, 1 of 192 runs for the

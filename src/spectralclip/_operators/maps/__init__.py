@@ -10,4 +10,3 @@ from spectralclip._operators.maps.diagonal import DiagonalMap as DiagonalMap
 from spectralclip._operators.maps.diagonal import IdentityMap as IdentityMap
 from spectralclip._operators.maps.diagonal import ScalarMap as ScalarMap
 from spectralclip._operators.maps.padding import ConvGeometry as ConvGeometry
-from spectralclip._operators.maps.padding import read_positions as read_positions
