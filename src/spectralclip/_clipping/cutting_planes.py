@@ -27,8 +27,7 @@ from spectralclip._spectrum import fresh_ritz, warmed_ritz
 class CutSettings:
     """How far cuts are driven. Measured on 60 layers at bounds of 0.3 to 0.95 of their norms."""
 
-    # Between the distance and its lower bound, relatively: the median reached was 1.010, the worst
-    # 1.017.
+    # Between the distance and its lower bound, relatively: 1.010 in the median, 1.017 at worst.
     gap: float = 0.03
     budget: int = 1200  # vectors sent through M: the median was 602, the most 2002
     # Each cut keeps two copies of the weight. Beyond so many numbers in a weight Newton steps take
@@ -137,15 +136,13 @@ def by_cuts(
             ritz = check
         if spent >= budget:
             return outcome(float(ritz.S[0]), False)
-        values, lowest_cut = ritz.S, (1 - headroom) * max_norm
-        above = values > lowest_cut
+        above = (1 - headroom) * max_norm < ritz.S
         chosen = above.nonzero()[:, 0].to(ritz.U.device)
         if len(chosen):
             gradients = movable.gradients(point, ritz.U[chosen], ritz.V[chosen])
             cuts.add(point, ritz.S[above], gradients)
         spent += len(chosen)
-        headroom = cuts.headroom(settings.gap_share * settings.gap)
-        headroom = min(headroom, settings.most_headroom)
+        headroom = min(cuts.headroom(settings.gap_share * settings.gap), settings.most_headroom)
         point = cuts.nearest(headroom)
         op = movable.operator(point)
         ritz = warmed_ritz(op, ritz, generator)

@@ -52,10 +52,7 @@ class Projected:
 
 
 def by_newton(
-    movable: FreeWeights,
-    max_norm: float,
-    generator: torch.Generator,
-    point: Tensor | None = None,
+    movable: FreeWeights, max_norm: float, generator: torch.Generator, point: Tensor | None = None
 ) -> Projected:
     """Joint Newton steps on all values above the bound, damped while far from it.
 
@@ -79,15 +76,11 @@ def by_newton(
             ritz, top = check, float(check.S[0])
         if top < 0.99 * lowest:
             lowest, lowered_at = top, rounds
-        if (
-            spent >= NEWTON.budget
-            or rounds - lowered_at > NEWTON.patience
-            or not math.isfinite(top)
-        ):
+        is_stuck = rounds - lowered_at > NEWTON.patience or not math.isfinite(top)
+        if is_stuck or spent >= NEWTON.budget:
             return Projected(point, top, spent, rounds, False)
         share = 1.0 if top <= NEWTON.near * max_norm else NEWTON.damping
-        values, floor = ritz.S, max(target, (1 - share / 2) * top)
-        above = values > floor
+        above = max(target, (1 - share / 2) * top) < ritz.S
         chosen = above.nonzero()[:, 0].to(ritz.U.device)
         gradients = movable.gradients(point, ritz.U[chosen], ritz.V[chosen])
         spent += len(chosen)

@@ -30,7 +30,6 @@ class PlainWeight:
 
     @property
     def weight(self) -> Tensor:
-        """The weight without factors."""
         assert self.own.weight is not None
         return self.own.weight
 
