@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,9 @@ from spectralclip._operators import AffineFunction, LinearOperator, is_plain, un
 from spectralclip._training import live_operator, saved_vectors, seeded
 from spectralclip.methods._domain import WEIGHTED
 
+if TYPE_CHECKING:
+    from spectralclip.methods.fast_clip import FastClip
+
 # Weights that have grown so much do not come back: the step is too long for the layer.
 _HOPELESS_GROWTH = 1e6
 # A round that makes a norm so many times as large has failed at what it is for.
@@ -27,49 +29,21 @@ _RAISED = 0.05
 
 
 @final
-@dataclass(frozen=True)
-class Schedule:
-    """What is done to a layer, and when; the names are those of `FastClip`."""
-
-    lr: float
-    inner_steps: int
-    every: int
-    power_iterations: int
-    shift: float
-    raises: bool = False
-    averaged: bool = False
-
-    def step_length(self, out_shape: Shape) -> float:
-        """Of a gradient step; averaged, the published loss is 2 / width times the printed one."""
-        if not self.averaged:
-            return self.lr
-        return self.lr * (2 / out_shape[-1] if len(out_shape) == 3 else 2)
-
-    def is_due(self, step: int, norm: float, bound: float) -> bool:
-        """Whether a norm is to be pulled to the bound after this step."""
-        too_small = self.raises and 0 < norm < bound - _RAISED
-        return step % self.every == 0 and (norm > bound or too_small)
-
-
-@final
 class FollowedLayer:
-    """A layer at one input shape, and its leading right singular vector as far as it is known.
-
-    Attributes:
-        norm: The tracked norm; None before the first step, NaN where the weights are not finite.
-        num_matvecs: Vectors sent through the layer, its transpose or its weight gradient.
-    """
+    """A layer at one input shape, and its leading right singular vector as far as it is known."""
 
     def __init__(
-        self, modules: Sequence[nn.Module], in_shape: Shape, schedule: Schedule, origin: str
+        self, modules: Sequence[nn.Module], in_shape: Shape, method: FastClip, origin: str
     ) -> None:
         """Begin without a vector; `origin` is what random ones are drawn from."""
-        self._schedule, self._origin = schedule, origin
+        self._method, self._origin, self._lr = method, origin, method.lr
         self.function = AffineFunction(modules, in_shape)
-        self._lr = schedule.step_length(self.function.out_shape)
+        if method.averaged:  # the published loss is 2 / width times the printed one
+            shape = self.function.out_shape
+            self._lr *= 2 / shape[-1] if len(shape) == 3 else 2
         self._vector: Tensor | None = None
         self._draws = 0
-        self.norm: float | None = None
+        self.norm: float | None = None  # before the first step; NaN while weights are not finite
         self.num_matvecs = 0
 
     def after_step(self, step: int, bound: float) -> str:
@@ -79,22 +53,21 @@ class FollowedLayer:
         except ValueError as error:  # running statistics that make no sense
             return self._non_finite(str(error))
         # The warm-up goes with the first iteration.
-        more = self._schedule.power_iterations if self._vector is None else 0
+        more = self._method.power_iterations if self._vector is None else 0
         if not self._power_qr(now, self._vector, 1 + more):
             return self._non_finite(
                 "Weights are NaN, infinite, or too large to be squared: restore them."
             )
-        if self.norm is not None and self._schedule.is_due(step, self.norm, bound):
-            return self._clip(now, self.norm, bound)
-        return ""
+        if self.norm is None or step % self._method.every:
+            return ""
+        too_small = self._method.raises and 0 < self.norm < bound - _RAISED
+        return self._clip(now, self.norm, bound) if self.norm > bound or too_small else ""
 
     def state(self) -> dict[str, Any]:
-        """All that is remembered."""
         vector = None if self._vector is None else self._vector.clone()
         return {"vector": vector, "norm": self.norm, "draws": self._draws}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what was remembered."""
         function, vector = self.function, state["vector"]
         if vector is not None:
             vector = saved_vectors(vector, function.in_shape)
@@ -108,11 +81,8 @@ class FollowedLayer:
         return f"{why} Until then it is not clipped." if is_news else ""
 
     def _power_qr(self, now: LinearOperator, start: Tensor | None, iterations: int) -> bool:
-        """Algorithm 1 on one vector, whose QR factors are its direction and its length.
-
-        Says whether the outcome is finite. If not, nothing has changed.
-        """
-        shift = self._schedule.shift
+        """Algorithm 1 on one vector; whether the outcome is finite. If not, nothing has changed."""
+        shift = self._method.shift
         vector = start = self._fresh_vector() if start is None else start
         for _ in range(iterations):
             image = torch.add(now.gram(vector), vector, alpha=shift)
@@ -128,16 +98,16 @@ class FollowedLayer:
 
     def _clip(self, now: LinearOperator, norm: float, bound: float) -> str:
         """One round of Algorithm 2 from the tracked pair, lines 5 to 11."""
-        vector, schedule = self._vector, self._schedule
+        vector, method = self._vector, self._method
         movable = {name: own for name, own in now.parameters.items() if own.requires_grad}
         if vector is None or not movable:
             return ""
         target = now.matvec(vector) * (bound / norm)
         weights = Weights(movable, now.dtype)
-        descend(now.function, weights, vector, target, self._lr, schedule.inner_steps)
-        self.num_matvecs += 1 + 2 * schedule.inner_steps
+        descend(now.function, weights, vector, target, self._lr, method.inner_steps)
+        self.num_matvecs += 1 + 2 * method.inner_steps
         if weights.write():
-            found = self._power_qr(live_operator(self.function), None, schedule.power_iterations)
+            found = self._power_qr(live_operator(self.function), None, method.power_iterations)
             if found and not self._has_grown(max(norm, bound), weights):
                 return ""
         weights.restore()
@@ -169,15 +139,10 @@ class FollowedLayer:
 
 
 def descend(
-    function: AffineFunction,
-    weights: Weights,
-    v: Tensor,
-    target: Tensor,
-    lr: float,
-    inner_steps: int,
+    function: AffineFunction, weights: Weights, v: Tensor, target: Tensor, lr: float, steps: int
 ) -> None:
     """Lines 6 to 9: gradient steps on `1/2 ||M(W') v - target||^2`, on the copy of the weights."""
-    for _ in range(inner_steps):
+    for _ in range(steps):
         leaves = {name: value.detach().requires_grad_() for name, value in weights.values.items()}
         with torch.enable_grad(), unchanged_rng(function.device):
             distance = (_linear_part(function, leaves, v) - target).square().sum() / 2
@@ -203,7 +168,6 @@ class Weights:
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-        """Copy the parameters."""
         self._parameters = dict(parameters)
         self._originals = {
             name: tensor.detach().clone() for name, tensor in self._parameters.items()
@@ -213,7 +177,6 @@ class Weights:
         self._moved: set[str] = set()
 
     def step(self, lr: float, gradients: Mapping[str, Tensor]) -> None:
-        """A gradient step on the copy."""
         for name, gradient in gradients.items():
             if bool(gradient.any()):  # what the linear part does not depend on stays bit for bit
                 self._moved.add(name)
@@ -228,7 +191,6 @@ class Weights:
         return True
 
     def restore(self) -> None:
-        """Put the originals back."""
         self._copy({name: self._originals[name] for name in self._moved})
 
     @torch.no_grad()
