@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from torch import nn
 
@@ -12,7 +11,14 @@ from spectralclip._bounds.interval import Interval
 from spectralclip._bounds.norm_bounds import check_request, norm_bounds
 from spectralclip._bounds.views import View
 from spectralclip._common import Shape
-from spectralclip._operators import ConvMap, Layer, describe, plain_numerics
+from spectralclip._operators import (
+    ConvMap,
+    Layer,
+    conv_paddings,
+    describe,
+    flattened,
+    plain_numerics,
+)
 from spectralclip._spectrum import Torus, enough_points
 
 
@@ -47,9 +53,9 @@ def norm_bounds_all_sizes(layer: Layer, *, tol: float = 0.01) -> Interval:
         if listed_blocks(view.op) is None:
             raise _unknown(layer)
         return norm_bounds(layer, shape, tol=tol, deterministic=True)
-    geometry, kernel = conv.geometry, conv.weight.shape[2:]
-    paddings = zip(geometry.before, geometry.after, geometry.dilation, kernel, strict=True)
-    repeats = any(before + after > d * (k - 1) for before, after, d, k in paddings)
+    geometry = conv.geometry
+    paddings = zip(geometry.before, geometry.after, conv.extent, strict=True)
+    repeats = any(before + after >= extent for before, after, extent in paddings)
     circular = geometry.mode == "circular"
     if geometry.mode != "zeros" and (repeats or not circular):
         raise _unknown(layer)
@@ -57,7 +63,7 @@ def norm_bounds_all_sizes(layer: Layer, *, tol: float = 0.01) -> Interval:
     if circular and max(geometry.stride) > 1:
         # At sizes that the stride does not divide, the last window and the first are closer
         # than a stride: all that is left is that they are windows of stride one.
-        upper = _supremum(conv, (1,) * len(kernel), tol)[1]
+        upper = _supremum(conv, (1,) * len(geometry.stride), tol)[1]
     return Interval(lower, upper, "every size", 0.0)
 
 
@@ -72,10 +78,7 @@ def _unknown(layer: Layer) -> ValueError:
 
 def _probe_shape(layer: Layer) -> Shape:
     """Some shape that the layer accepts."""
-    parts: list[Any] = [layer]
-    while any(isinstance(part, (nn.Sequential, list, tuple)) for part in parts):
-        at = next(i for i, p in enumerate(parts) if isinstance(p, (nn.Sequential, list, tuple)))
-        parts[at : at + 1] = list(parts[at])
+    parts = [part for _, part in flattened(layer)]
     convs = [part for part in parts if isinstance(part, nn.modules.conv._ConvNd)]
     norms = [part for part in parts if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     linears = [part for part in parts if isinstance(part, nn.Linear)]
@@ -88,9 +91,8 @@ def _probe_shape(layer: Layer) -> Shape:
         axes = {nn.BatchNorm2d: 2, nn.BatchNorm3d: 3}.get(type(parts[0]), 0)
         return (channels, *[1] * axes)
     conv = convs[0]
-    padding = (0,) * len(conv.kernel_size) if isinstance(conv.padding, str) else conv.padding
-    reach = zip(conv.dilation, conv.kernel_size, padding, strict=True)
-    return (channels, *[2 * (d * (k - 1) + 1 + p) for d, k, p in reach])
+    reach = zip(conv.dilation, conv.kernel_size, conv_paddings(conv), strict=True)
+    return (channels, *[2 * (d * (k - 1) + 1 + high) for d, k, (_, high) in reach])
 
 
 def _supremum(conv: ConvMap, stride: Shape, tol: float) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from spectralclip._operators import ConvMap, LinearMap, TransposedMap, read_positions
+from spectralclip._operators import ConvMap, LinearMap, TransposedMap
 
 
 @final
@@ -115,9 +115,6 @@ class BandedGram:
         return result.reshape(x.shape[0], self._shape[0], -1, self._beside_count)
 
 
-# --- Structure ----------------------------------------------------------------------------
-
-
 def coupling(maps: Sequence[LinearMap], axis: int) -> Tensor:
     """Which positions along an axis of the input may have a common output: `(n, n)` booleans."""
     length = maps[0].source.length(axis)
@@ -151,9 +148,6 @@ def bandwidth(couples: Tensor) -> int:
     return int((rows - columns).abs().max()) if len(rows) else 0
 
 
-# --- A shorter image ------------------------------------------------------------------------
-
-
 @final
 @dataclass(frozen=True)
 class Shortened:
@@ -184,7 +178,7 @@ def shortened(map_: LinearMap, axis: int, bandwidth: int) -> Shortened | None:
         return None
     geometry, size = conv.geometry, conv.source.shape[axis]
     stride, before = geometry.stride[axis - 1], geometry.before[axis - 1]
-    span = geometry.dilation[axis - 1] * (conv.weight.shape[axis + 1] - 1) + 1
+    span = conv.extent[axis - 1]
     firsts = [place * stride - before for place in range(conv.target.shape[axis])]
     inner = [place for place, first in enumerate(firsts) if 0 <= first <= size - span]
     inserted = len(inner) - bandwidth - 1
@@ -193,7 +187,7 @@ def shortened(map_: LinearMap, axis: int, bandwidth: int) -> Shortened | None:
     removed = inserted * stride
     # What outputs up to the middle and the bandwidth read must not move, and what those after the
     # middle read must move with the far end.
-    here, there = _reads(conv, axis, size - removed), _reads(conv, axis, size)
+    here, there = (geometry.read_positions(axis - 1, n) for n in (size - removed, size))
     low = firsts[inner[0] + bandwidth] + span + before
     high = firsts[inner[0] + 1] + before
     moved = there[high + removed :] - removed
@@ -202,11 +196,3 @@ def shortened(map_: LinearMap, axis: int, bandwidth: int) -> Shortened | None:
     shape = (*conv.source.shape[:axis], size - removed, *conv.source.shape[axis + 1 :])
     short = ConvMap(conv.weight, geometry, shape, channels_last=conv.source.channels_last)
     return Shortened(TransposedMap(short), inner[0], inserted)
-
-
-def _reads(conv: ConvMap, axis: int, size: int) -> Tensor:
-    """For each padded position, which input it holds; zeros of the padding hold one outside."""
-    before, after = conv.geometry.before[axis - 1], conv.geometry.after[axis - 1]
-    if conv.geometry.mode == "zeros":
-        return torch.arange(-before, size + after, device="cpu")
-    return read_positions(conv.geometry.mode, before, size, after)

@@ -39,19 +39,12 @@ from spectralclip._spectrum import leading_spectrum
 @final
 @dataclass(frozen=True)
 class CertificateConstants:
-    """What is still worth a certificate, and which values it tries.
+    """What is still worth a certificate, and which values it tries."""
 
-    Attributes:
-        work: Multiply-adds: some two minutes of one core.
-        numbers: That are held: a gigabyte and a half.
-        longest: Axes longer than this, or that many positions beside one, are not considered.
-        guesses: At the squared norm, in units of the first one's margin; the later ones are for
-            Lanczos values that are too low.
-    """
-
-    work: float = 1.5e12
-    numbers: float = 2e8
-    longest: int = 2048
+    work: float = 1.5e12  # multiply-adds: some two minutes of one core
+    numbers: float = 2e8  # that are held: a gigabyte and a half
+    longest: int = 2048  # longer axes, or more positions beside one, are not considered
+    # At the squared norm, in margins of the first one; the later are for Lanczos values too low.
     guesses: tuple[float, ...] = (1.0, 5.0, 20.0, 100.0)
 
 
@@ -90,12 +83,9 @@ def _cheapest(op: LinearOperator) -> BandedGram | None:
             beside = math.prod(n for other, n in enumerate(shape) if other not in (0, axis))
             if max(beside, *shape[1:], 1) <= CERTIFICATE.longest:
                 found.append(BandedGram(maps, axis, op.device))
-    fitting = [gram for gram in found if _fits(gram)]
+    most = CERTIFICATE
+    fitting = [gram for gram in found if gram.work <= most.work and gram.numbers <= most.numbers]
     return min(fitting, key=lambda gram: gram.work, default=None)
-
-
-def _fits(gram: BandedGram) -> bool:
-    return gram.work <= CERTIFICATE.work and gram.numbers <= CERTIFICATE.numbers
 
 
 def _certified(gram: BandedGram, guess: float, margin: float) -> float | None:
@@ -148,9 +138,6 @@ def certified_square(gram: BandedGram, square: float) -> float | None:
     # One per cent is far more than what these sums lose themselves.
     bound = square + 1.01 * (math.sqrt(residual) + lost + rounding(gram))
     return bound if 0 < bound < math.inf else None
-
-
-# --- Rounding -----------------------------------------------------------------------------
 
 
 def rounding(gram: BandedGram) -> float:

@@ -18,49 +18,37 @@ import torch
 
 from spectralclip._common import Shape
 from spectralclip._linalg import largest_singular_value
-from spectralclip._operators import ConvMap, LinearOperator, ListedBlocks
+from spectralclip._operators import BlockForm, ConvMap, LinearOperator
 from spectralclip._spectrum import Torus, symbol_peak
 
 
 @final
 @dataclass(frozen=True)
 class ExactConstants:
-    """When small matrices are decomposed.
+    """When small matrices are decomposed."""
 
-    Attributes:
-        cheap: Multiply-adds that need no second thought. One matrix of 1259 rows and columns takes
-            as many: 0.5 s of one core, where a Lanczos run takes 0.1 s.
-        runs: As many as so many Lanczos runs take are spent in any case.
-        dense_side: Smaller sides up to which the whole matrix is formed: as many products as a
-            Lanczos run takes.
-        dense_side_deterministic: The same where only a proof will do: eigenvalues take 0.15 s.
-        dense_entries: Numbers that this matrix may have: a quarter of a gigabyte.
-    """
-
+    # Multiply-adds that need no second thought. One matrix of 1259 rows and columns takes as many:
+    # 0.5 s of one core, where a Lanczos run takes 0.1 s.
     cheap: float = 2e10
-    runs: float = 4.0
+    runs: float = 4.0  # as many as so many Lanczos runs take are spent in any case
+    # Smaller sides up to which the whole matrix is formed: as many products as a Lanczos run takes.
     dense_side: int = 64
-    dense_side_deterministic: int = 1024
-    dense_entries: int = 2**25
+    dense_side_deterministic: int = 1024  # where only a proof will do: eigenvalues take 0.15 s
+    dense_entries: int = 2**25  # numbers that this matrix may have: a quarter of a gigabyte
 
 
 EXACT = ExactConstants()
 
 
-def listed_blocks(op: LinearOperator) -> ListedBlocks | None:
-    """The few blocks of an operator or its transpose, whose norms are the same.
-
-    A circular convolution has one for each frequency; those are a `Torus`.
-    """
+def listed_blocks(op: LinearOperator) -> BlockForm | None:
+    """The few blocks of an operator or its transpose; those of a circular one are a `Torus`."""
     conv = op.convolution
     if conv is not None:
-        return conv.block_form(op.device) if conv.has_separate_windows else None
-    forms = (op.block_form(), op.adjoint().block_form())
-    return next((form for form in forms if isinstance(form, ListedBlocks)), None)
+        return conv.block_form() if conv.has_separate_windows else None
+    return op.block_form()
 
 
-def largest_value(form: ListedBlocks) -> float:
-    """The largest singular value of many small matrices."""
+def largest_value(form: BlockForm) -> float:
     rows, columns = form.block_shape
     count, chunk = form.copies.shape[0], max(1, 2**22 // (rows * columns))
     best = 0.0
@@ -81,7 +69,7 @@ def rounding(dtype: torch.dtype, block_shape: tuple[int, int], taps: int = 1) ->
     return entries + 4 * rank * (rank + 9) * torch.finfo(torch.float64).eps + 1e-9
 
 
-def affordable(blocks: ListedBlocks | Torus) -> bool:
+def affordable(blocks: BlockForm | Torus) -> bool:
     """Whether decomposing all blocks costs no more than a few Lanczos runs on the layer would."""
     rows, columns = blocks.block_shape
     once = float(rows * columns)  # copies of a block need no product of their own
@@ -134,11 +122,10 @@ def embedding_sides(conv: ConvMap) -> Shape:
     window reaches `dilation * (kernel - 1)` further than its first tap.
     """
     sides, geometry = [], conv.geometry
-    for axis, (n, windows) in enumerate(
-        zip(conv.source.shape[1:], conv.target.shape[1:], strict=True)
-    ):
-        stride, before = geometry.stride[axis], geometry.before[axis]
-        reach = geometry.dilation[axis] * (conv.weight.shape[2 + axis] - 1)
+    shapes = conv.source.shape[1:], conv.target.shape[1:]
+    axes = zip(*shapes, geometry.stride, geometry.before, conv.extent, strict=True)
+    for n, windows, stride, before, extent in axes:
+        reach = extent - 1
         after = (windows - 1) * stride - before + reach - (n - 1)
         padding = max(0, min(before, reach), min(after, reach))
         sides.append(stride * math.ceil((n + padding) / stride))

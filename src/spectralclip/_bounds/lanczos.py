@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -29,20 +29,14 @@ from spectralclip._spectrum import filtered_row, random_rows
 @final
 @dataclass(frozen=True)
 class SearchConstants:
-    """What a run is limited by.
+    """What a run is limited by."""
 
-    Attributes:
-        steps: At most so many. One percent at a failure of 1e-6 takes 45 to 60 of them; a width of
-            1e-4 took 179 at most, on fourteen layers of all kinds.
-        basis_entries: Numbers that the basis may have: a gigabyte in float32.
-        least_steps: But so many in any case.
-        margin: Roundings that a value is moved by. Residuals of layers of 4608 products a sum were
-            seen to have eight.
-    """
-
+    # At most so many. One percent at a failure of 1e-6 takes 45 to 60 of them; a width of 1e-4 took
+    # 179 at most, on fourteen layers of all kinds.
     steps: int = 300
-    basis_entries: int = 2**28
-    least_steps: int = 40
+    basis_entries: int = 2**28  # numbers that the basis may have: a gigabyte in float32
+    least_steps: int = 40  # but so many in any case
+    # Roundings that a value is moved by: residuals of 4608 products a sum were seen to have eight.
     margin: int = 100
 
 
@@ -100,37 +94,20 @@ def smallest_excluded(run: LanczosRun, delta: float) -> float:
     return theta * (1 + high)
 
 
-# --- The run ----------------------------------------------------------------------------------
-
-
 @final
 @dataclass(frozen=True)
 class Ceiling:
-    """An upper end from elsewhere, computed when the iteration shows that it may be of use.
+    """An upper end from elsewhere, computed when the iteration shows that it may be of use."""
 
-    Attributes:
-        floor: It is not below this.
-        compute: Gives it, from a number that is not above the norm.
-    """
-
-    floor: float = math.inf
-    compute: Callable[[float], float] = lambda lower: math.inf
+    floor: float = math.inf  # it is not below this
+    compute: Callable[[float], float] = lambda lower: math.inf  # from what is not above the norm
 
     @cached_property
     def value(self) -> float:
-        """The upper end itself."""
         return self.compute(self.floor)
 
     def is_within(self, limit: float) -> bool:
-        """Whether it is at most this."""
         return self.floor <= limit and self.value <= limit
-
-
-class Found(NamedTuple):
-    """An interval, and an input that the layer lengthens by its lower end."""
-
-    interval: Interval
-    vector: Tensor
 
 
 @final
@@ -149,26 +126,24 @@ class Search:
     deterministic: bool = False
     fourier_modes: bool = False
 
-    def run(self, generator: torch.Generator) -> Found:
-        """In the layer's own precision, unless the width asked for is finer than that."""
+    def run(self, generator: torch.Generator) -> tuple[Interval, Tensor]:
+        """The interval, and an input that the layer lengthens by its lower end."""
         op = self.view.op
         side = _smaller_side(op)
-        modes = self.fourier_modes
-        row = filtered_row(side, generator) if modes else random_rows(side, 1, generator)
-        start = side.input_tensor(row)
+        modes = filtered_row(side, generator) if self.fourier_modes else None
+        start = side.input_tensor(random_rows(side, 1, generator) if modes is None else modes)
         fine = self.tol < 20 * rounding_margin(op.dtype)
-        found, ended = self._iterate(self.view.double if fine else op, start)
-        interval = found.interval
-        if ended and interval.width > self.tol and not fine and self.view.double is not op:
+        found, vector, ended = self._iterate(self.view.double if fine else op, start)
+        if ended and found.width > self.tol and not fine and self.view.double is not op:
             # Rounding in the small precision hides what the start may have missed. From the same
             # start, so that both bounds fail together or not at all.
-            again, _ = self._iterate(self.view.double, start)
-            spent = interval.num_matvecs + again.interval.num_matvecs
-            best = again if again.interval.upper < interval.upper else found
-            return Found(replace(best.interval, num_matvecs=spent), best.vector)
-        return found
+            again, other, _ = self._iterate(self.view.double, start)
+            spent = found.num_matvecs + again.num_matvecs
+            found, vector = (again, other) if again.upper < found.upper else (found, vector)
+            found = replace(found, num_matvecs=spent)
+        return found, vector
 
-    def _iterate(self, op: LinearOperator, start: Tensor) -> tuple[Found, bool]:
+    def _iterate(self, op: LinearOperator, start: Tensor) -> tuple[Interval, Tensor, bool]:
         """Also says whether the basis came to an end."""
         balanced, factor = op.balanced()
         side = _smaller_side(balanced)
@@ -192,7 +167,7 @@ class Search:
             interval = Interval(lower, self.ceiling.value, "embedding", 0.0, spent)
         else:
             interval = Interval(lower, max(upper, lower), "probabilistic", self.failure, spent)
-        return Found(interval, vector), ended
+        return interval, vector, ended
 
     def _enough(self, run: LanczosRun, delta: float, factor: float, op: LinearOperator) -> bool:
         values, vectors = run.ritz()

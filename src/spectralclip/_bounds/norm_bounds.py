@@ -3,11 +3,8 @@
 A Ritz value is a lower bound. An upper bound needs an argument of its own:
 
 - *exact*: the layer is block diagonal (`exact`), or is small itself;
-- *embedding*: a zero-padded convolution is a part of a circular one on a larger torus
-  (`exact`);
-- *probabilistic*: any layer. One Lanczos run from a random vector; the bound fails only if that
-  vector was nearly orthogonal to the leading one, which has a known small probability
-  (`lanczos`);
+- *embedding*: a zero-padded convolution is a part of a circular one on a larger torus (`exact`);
+- *probabilistic*: any layer, by one Lanczos run from a random vector (`lanczos`);
 - certificates for what is left, where a deterministic answer is asked for (`cholesky`).
 
 Here it is decided which of them a layer gets, from what it is and what each would cost.
@@ -38,12 +35,7 @@ from spectralclip._bounds.lanczos import Ceiling, Search, rounding_margin
 from spectralclip._bounds.views import View
 from spectralclip._common import checked_generator
 from spectralclip._linalg import largest_singular_value, norm_is_below
-from spectralclip._operators import (
-    Layer,
-    LinearOperator,
-    ListedBlocks,
-    plain_numerics,
-)
+from spectralclip._operators import BlockForm, Layer, LinearOperator, plain_numerics
 from spectralclip._spectrum import large_value
 
 # Of the width asked for, what a search over frequencies may leave open, and what a smaller image
@@ -66,9 +58,8 @@ def norm_bounds(
     Args:
         layer: A module, a sequence of modules (their composition), an affine callable, or
             what `as_operator` made of one.
-        in_shape: Shape of one input, without the batch dimension. May be left out where the layer
-            knows it (`nn.Linear`, compositions that begin with one, an operator). For a bound that
-            holds at every input size see `norm_bounds_all_sizes`.
+        in_shape: Shape of one input, as for `svds`. For a bound that holds at every input size see
+            `norm_bounds_all_sizes`.
         tol: Relative width to stop at. A wider interval is returned where this one is out of
             reach; it holds all the same.
         failure: Accepted probability that a probabilistic upper end is too small.
@@ -132,9 +123,6 @@ def check_request(tol: float, failure: float = 0.5) -> None:
         )
 
 
-# --- One input size ------------------------------------------------------------------------
-
-
 def _from_blocks(view: View, request: BoundsRequest, generator: torch.Generator) -> Interval | None:
     """The norm of the largest block, where the layer is block diagonal."""
     blocks = listed_blocks(view.op)
@@ -156,7 +144,7 @@ def _exact(view: View) -> Interval:
     return Interval(value * (1 - margin), value * (1 + margin), "exact", 0.0)
 
 
-def _known_blocks(view: View) -> tuple[ListedBlocks, torch.dtype]:
+def _known_blocks(view: View) -> tuple[BlockForm, torch.dtype]:
     """The blocks as exactly as they can be had, and the precision in which they are known.
 
     A weight as it is stored is exact. One that is computed, by a batch norm or a parametrization,
@@ -188,10 +176,9 @@ def _largest_matrix(
         matrix = blocks.blocks(slice(index, index + 1))[0]
         layer = nn.Linear(1, 1, bias=False, device="meta")
         layer.weight = nn.Parameter(matrix, requires_grad=False)
-        search = Search(
-            View(layer, matrix.shape[1]), tol, failure / count, Ceiling(), deterministic
-        )
-        ends = search.run(generator).interval
+        view = View(layer, matrix.shape[1])
+        search = Search(view, tol, failure / count, Ceiling(), deterministic)
+        ends, _ = search.run(generator)
         highest = (1 + tol / 2) * ends.lower if deterministic else ends.upper
         if deterministic and not norm_is_below(matrix, highest):
             return None

@@ -61,12 +61,8 @@ class View:
         conv = self.convolution
         if conv is None:
             return False
-        return all(
-            windows >= points
-            for windows, points in zip(
-                conv.target.shape[1:], enough_points(symbol_degrees(conv), excess), strict=True
-            )
-        )
+        points = enough_points(symbol_degrees(conv), excess)
+        return all(n >= enough for n, enough in zip(conv.target.shape[1:], points, strict=True))
 
     def _at(self, in_shape: Shape | None) -> View | None:
         if in_shape is None or isinstance(self._layer, LinearOperator):
@@ -78,23 +74,14 @@ class View:
 
 
 def smaller_shape(op: LinearOperator, conv: ConvMap, windows: Shape) -> Shape | None:
-    """An input shape of the layer with at least so many windows on each axis, or as many as it has.
-
-    None unless that leaves a fourth of the image, at most.
-    """
-    geometry, kernel = conv.geometry, conv.weight.shape[2:]
-    axes = zip(
-        windows,
-        geometry.stride,
-        geometry.dilation,
-        kernel,
-        map(max, geometry.before, geometry.after),
-        strict=True,
-    )
+    """An input shape with at least so many windows a side; None unless a fourth is left at most."""
+    geometry = conv.geometry
+    padding = [max(0, *both) for both in zip(geometry.before, geometry.after, strict=True)]
+    axes = zip(windows, geometry.stride, conv.extent, padding, strict=True)
     if op.in_shape == conv.source.shape:
-        sides = [count * s + d * (k - 1) + max(0, pad) for count, s, d, k, pad in axes]
+        sides = [count * stride + extent - 1 + pad for count, stride, extent, pad in axes]
     elif op.in_shape == conv.target.shape:  # a transposed convolution reads what the windows write
-        sides = [count + 2 * max(0, pad) // s + 1 for count, s, _, _, pad in axes]
+        sides = [count + 2 * pad // stride + 1 for count, stride, _, pad in axes]
     else:
         return None
     space = op.in_shape[1:]

@@ -1,25 +1,12 @@
 """The nearest layer within a bound."""
 
-from spectralclip._clipping.batch_norm import clamp_batch_norm_
-from spectralclip._clipping.clip import ClipResult, clip_
-from spectralclip._clipping.clip_model import (
-    Targets,
-    clip_found_layers_,
-    clip_model_,
-    layer_targets,
-)
-from spectralclip._clipping.free_weights import GenericWeights, moving_names
-from spectralclip._clipping.set_spectrum import set_spectrum_
-
-__all__ = [
-    "ClipResult",
-    "GenericWeights",
-    "Targets",
-    "clamp_batch_norm_",
-    "clip_",
-    "clip_found_layers_",
-    "clip_model_",
-    "layer_targets",
-    "moving_names",
-    "set_spectrum_",
-]
+from spectralclip._clipping.batch_norm import clamp_batch_norm_ as clamp_batch_norm_
+from spectralclip._clipping.clip import ClipResult as ClipResult
+from spectralclip._clipping.clip import clip_ as clip_
+from spectralclip._clipping.clip_model import Targets as Targets
+from spectralclip._clipping.clip_model import clip_found_layers_ as clip_found_layers_
+from spectralclip._clipping.clip_model import clip_model_ as clip_model_
+from spectralclip._clipping.clip_model import layer_targets as layer_targets
+from spectralclip._clipping.free_weights import GenericWeights as GenericWeights
+from spectralclip._clipping.free_weights import moving_names as moving_names
+from spectralclip._clipping.set_spectrum import set_spectrum_ as set_spectrum_

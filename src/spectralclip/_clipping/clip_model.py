@@ -47,9 +47,8 @@ def clip_model_(
         max_norm: One bound for all; or a bound for some layers by name, as `find_layers` names
             them; or a function of a layer's name and `FoundLayer`, which may return None for
             one that is to be left alone.
-        compose: Bound a dense layer or convolution together with the batch norm that directly
-            follows it (True), all layers that directly follow each other together ("chains"), or
-            each layer by itself (False); as for `find_layers`.
+        compose: Which layers to bound together, as for `find_layers`: a dense layer or
+            convolution and the following batch norm (True), "chains", or none (False).
         pairs: Layers to bound together besides, by name; as for `find_layers`.
         tol: As for `clip_`.
         exact: As for `clip_`.
@@ -127,19 +126,17 @@ def clip_found_layers_(
                 steps.begin(name)
                 moved += [(name, in_shape)] if clip(name, in_shape) else []
                 steps.done(name)
-        entangled = [use for use in uses if _is_entangled(layers[use[0]])]
+        tangles = {n for n, one in layers.items() if len(one.in_shapes) > 1 or one.shared}
+        entangled = [use for use in uses if use[0] in tangles]
         for _ in range(PASSES - 1):
             if not any(use in entangled for use in moved):
                 break
             moved = [use for use in entangled if clip(*use)]
         for name in dict.fromkeys(name for name, _ in entangled if not certify):
             # Others have pulled at the same weight since.
-            modules, shapes = list(layers[name].modules), layers[name].in_shapes
-            norm = max(
-                float(spectral_norm(modules, shape, tol=settings.get("tol", 1e-3)))
-                for shape in shapes
-            )
-            results[name] = replace(results[name], norm_after=norm)
+            modules, tol = list(layers[name].modules), settings.get("tol", 1e-3)
+            norms = [spectral_norm(modules, shape, tol=tol) for shape in layers[name].in_shapes]
+            results[name] = replace(results[name], norm_after=float(max(norms)))
     return results
 
 
@@ -162,10 +159,6 @@ def layer_targets(layers: Mapping[str, FoundLayer], max_norm: Targets) -> dict[s
     return {
         name: positive_number(bound, f"max_norm of layer {name!r}") for name, bound in given.items()
     }
-
-
-def _is_entangled(layer: FoundLayer) -> bool:
-    return len(layer.in_shapes) > 1 or bool(layer.shared)
 
 
 def _together(before: ClipResult | None, result: ClipResult) -> ClipResult:

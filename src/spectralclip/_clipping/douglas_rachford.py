@@ -4,8 +4,7 @@ On a torus the constraint `||M(W)|| <= c` splits into one for each frequency, `|
 while W itself is a small kernel: its symbols fill a small subspace of all symbols. The nearest
 point of two convex sets' intersection is found by Douglas and Rachford's splitting: in turn,
 clip the singular values at every frequency, and return to the kernels, in the metric of the
-true layer. No step size has to be chosen for a layer: the splitting's one parameter is in units
-in which the projection onto kernels is the identity.
+true layer. Its one parameter is in units in which the projection onto kernels is the identity.
 
 The result solves the layer's own problem for circular padding on images of at most 14 pixels a
 side; larger ones are sampled, since symbols are smooth. With zero padding the torus is a little
@@ -30,26 +29,19 @@ from spectralclip._operators import ConvMap
 @final
 @dataclass(frozen=True)
 class SplittingSettings:
-    """Measured on layers of 64 to 512 channels, trained and random.
+    """Measured on layers of 64 to 512 channels, trained and random."""
 
-    Attributes:
-        rho: The splitting's parameter. ADMM with a small one, Dykstra and FISTA were slower.
-        relaxation: Of each step, between 1 and 2.
-        iterations: 64 channels on 16 x 16 came within 1.011 of the least distance after 8 of them
-            and within 1.007 after 10 on the larger grid, where Newton steps alone leave 1.036.
-        largest_side: Symbols are smooth: a grid of 17 gave 1.007 in 1.35 s where one of 10 gave
-            1.011 in 0.57 s.
-        least_cut: At bounds above this share of the norm few cuts do it, and the torus is too
-            blunt.
-        least_side: With zero padding on smaller images borders are everywhere: no torus is near,
-        wide: unless there are so many channels (512 on 4 x 4: 9 s, where Newton steps take 30 s).
-    """
-
-    rho: float = 12.0
-    relaxation: float = 1.7
+    rho: float = 12.0  # the splitting's parameter; ADMM with a small one, Dykstra, FISTA: slower
+    relaxation: float = 1.7  # of each step, between 1 and 2
+    # 64 channels on 16 x 16 came within 1.011 of the least distance after 8 of them and within
+    # 1.007 after 10 on the larger grid, where Newton steps alone leave 1.036.
     iterations: int = 10
+    # Symbols are smooth: a grid of 17 gave 1.007 in 1.35 s where one of 10 gave 1.011 in 0.57 s.
     largest_side: int = 14
+    # At bounds above this share of the norm few cuts do it, and the torus is too blunt.
     least_cut: float = 0.85
+    # With zero padding on smaller images borders are everywhere: no torus is near, unless there are
+    # so many channels (512 on 4 x 4: 9 s, where Newton steps take 30 s).
     least_side: int = 8
     wide: int = 128
 
@@ -64,10 +56,8 @@ class TorusSymbols:
     def __init__(self, conv: ConvMap, sides: Shape) -> None:
         geometry, weight = conv.geometry, conv.weight
         frequencies, counts = folded_frequencies(sides, geometry.stride)
-        kernel = tuple(weight.shape[2:])
-        waves = tap_waves(
-            kernel, sides, frequencies, geometry.stride, geometry.dilation, geometry.before
-        )
+        steps = geometry.stride, geometry.dilation, geometry.before
+        waves = tap_waves(tuple(weight.shape[2:]), sides, frequencies, *steps)
         single = weight.dtype == torch.float32
         self._waves = waves.to(weight.device, torch.complex64 if single else torch.complex128)
         self._counts = counts.to(weight.device, weight.dtype)
@@ -128,22 +118,16 @@ def clip_on_torus(
 
 def torus_sides(conv: ConvMap) -> Shape | None:
     """The torus on which to clip; None where the layer is not near any."""
-    geometry = conv.geometry
-    extent = [
-        d * (k - 1) + 1 for d, k in zip(geometry.dilation, conv.weight.shape[2:], strict=True)
-    ]
+    geometry, sides = conv.geometry, []
     if geometry.mode not in ("zeros", "circular"):
         return None
-    wide = conv.weight.shape[1] >= SPLITTING.wide
-    sides = []
-    for axis, (size, stride) in enumerate(zip(conv.source.shape[1:], geometry.stride, strict=True)):
-        least = max(SPLITTING.least_side, 2 * extent[axis])
-        if geometry.mode == "zeros" and size < least and not wide:
+    wraps, wide = geometry.mode == "circular", conv.weight.shape[1] >= SPLITTING.wide
+    axes = zip(conv.source.shape[1:], geometry.stride, conv.extent, strict=True)
+    for size, stride, extent in axes:
+        least = max(SPLITTING.least_side, 2 * extent)
+        is_fit = size % stride == 0 if wraps else size >= least or wide
+        if not is_fit:
             return None
-        side = size if geometry.mode == "circular" else size + stride
-        side = max(min(side, SPLITTING.largest_side), extent[axis])
-        side += -side % stride
-        if size % stride and geometry.mode == "circular":
-            return None
-        sides.append(side)
+        side = max(min(size if wraps else size + stride, SPLITTING.largest_side), extent)
+        sides.append(side + -side % stride)
     return tuple(sides)

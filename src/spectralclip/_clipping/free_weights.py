@@ -16,7 +16,6 @@ from typing import Literal, final
 import torch
 from torch import Tensor, nn
 
-from spectralclip._bounds import torus_norm
 from spectralclip._clipping.metric import PlainMetric
 from spectralclip._clipping.plain_weight import PlainWeight, plain_weight
 from spectralclip._linalg import GramSVD, gradients_in, wide
@@ -28,22 +27,15 @@ from spectralclip._operators import (
     is_linear_in,
     operator_at,
 )
-from spectralclip._spectrum import most_work
 
 Move = Literal["first", "all"]
 # Distances of layers without a closed form: by a full basis up to so many inputs, which takes 32
 # batches; beyond that from so many random vectors, to 1 / sqrt(2 * 64) = 9 %.
 ESTIMATED_BEYOND, ESTIMATING_ROWS = 2048, 64
 
-# --- Which parameters move -------------------------------------------------------------------
-
 
 def acting_names(op: LinearOperator) -> tuple[list[str], list[str]]:
-    """The parameters that M depends on: those of layers, and those of batch norms.
-
-    Raises:
-        ValueError: There are none.
-    """
+    """The parameters that M depends on: those of layers, and those of batch norms."""
     function, generator = op.function, torch.Generator("cpu").manual_seed(0)
     v, u = (
         torch.randn(shape, generator=generator, device="cpu").to(op.device, op.dtype)
@@ -95,30 +87,19 @@ def moving_names(op: LinearOperator, move: Move, *, in_training: bool = False) -
     return [name for name in op.parameters if name in moving and name in first]
 
 
-# --- The layer as a function of what moves ---------------------------------------------------
-
-
 class FreeWeights(ABC):
     """M as a function of a point, the tensor of everything that moves.
 
-    Attributes:
-        start: Where the layer is now.
-        unit: M is taken in multiples of this, so that squares of tiny or huge norms stay in
-            range.
-        names: The parameters that move.
-        is_linear: Whether M is linear in the point, up to a constant.
-        knows_distance: Whether lengths of changes are distances between operators.
-        metric: D, where it is known.
-        conv: The convolution in units of `unit`, where the layer is one.
-        is_direct: Whether singular values can be set one by one, as in dense layers, batch norms
-            and convolutions whose windows do not overlap: such a form has `norm` and `clipped`.
+    M is taken in multiples of `unit`, so that squares of tiny or huge norms stay in range.
     """
 
-    start: Tensor
-    is_linear: bool
-    knows_distance: bool
-    metric: PlainMetric | None = None
-    conv: ConvMap | None = None
+    start: Tensor  # where the layer is now
+    is_linear: bool  # whether M is linear in the point, up to a constant
+    knows_distance: bool  # whether lengths of changes are distances between operators
+    metric: PlainMetric | None = None  # D, where it is known
+    conv: ConvMap | None = None  # the convolution in units of `unit`, where the layer is one
+    # Whether singular values can be set one by one, as in dense layers, batch norms and
+    # convolutions whose windows do not overlap: such a form has `norm` and `clipped`.
     is_direct: bool = False
 
     def __init__(self, function: AffineFunction, names: Sequence[str], unit: float) -> None:
@@ -161,14 +142,6 @@ class FreeWeights(ABC):
         """The nearest point within the bound, where the form is direct."""
         raise NotImplementedError
 
-    def symbol_norm(self, point: Tensor, excess: float, matvecs: int) -> float | None:
-        """At least the norm of a convolution at a point: that of a torus around it.
-
-        `excess` is what it may be above that, relatively. None for other layers and paddings than
-        zeros and circular, or where so many products with M cost less.
-        """
-        return None
-
     @final
     @property
     def is_stored_in_full(self) -> bool:
@@ -191,14 +164,9 @@ class FreeWeights(ABC):
 
 @final
 class MergedWeight(FreeWeights):
-    """The weight of a plain layer, with the factors of the batch norms beside it multiplied in.
+    """The weight of a plain layer, with the factors of the batch norms beside it multiplied in."""
 
-    Attributes:
-        map: The whole as one map, divided by the unit.
-    """
-
-    is_linear = True
-    knows_distance = True
+    is_linear = knows_distance = True
 
     def __init__(
         self,
@@ -211,7 +179,7 @@ class MergedWeight(FreeWeights):
         self._plain = plain
         merged = plain.weight if plain.factors is None else plain.weight * plain.factors
         self.start = merged / unit
-        self.map = plain.own.with_weight(self.start)
+        self.map = plain.own.with_weight(self.start)  # the whole, divided by the unit
         self._metric = self.metric = PlainMetric(self.map) if metric is None else metric
         self.conv = self.map.convolution
         self.is_direct = self.conv is None or self.conv.has_separate_windows
@@ -252,21 +220,10 @@ class MergedWeight(FreeWeights):
             return self.start.clamp(-max_norm, max_norm)
         return self._matrices.clipped(max_norm).reshape(self.start.shape)
 
-    def symbol_norm(self, point: Tensor, excess: float, matvecs: int) -> float | None:
-        conv = self.conv
-        if conv is None or not self.is_stored_in_full:
-            return None
-        if most_work(conv, excess) > matvecs * conv.work:
-            return None
-        return torus_norm(conv.with_weight(point), excess)
-
 
 @final
 class GenericWeights(FreeWeights):
-    """Any parameters, through the layer's own forward and backward.
-
-    Lengths are those of the parameters themselves: D is not known here.
-    """
+    """Any parameters, through the layer's own code; lengths are their own, as D is not known."""
 
     knows_distance = False
 
@@ -307,18 +264,15 @@ class GenericWeights(FreeWeights):
         here, there = self.operator(point), self.operator(self.start)
         if here.shape[0] < here.shape[1]:
             here, there = here.adjoint(), there.adjoint()
-        n, step = here.shape[1], 64
+        n = here.shape[1]
         if n > ESTIMATED_BEYOND:
             generator = torch.Generator("cpu").manual_seed(0)
             rows = torch.randn(ESTIMATING_ROWS, n, generator=generator, device="cpu").to(point)
             change = here.forward_rows(rows) - there.forward_rows(rows)
             return float(change.norm()) / math.sqrt(ESTIMATING_ROWS)
-        total = 0.0
-        for first in range(0, n, step):
-            rows = torch.zeros(min(step, n - first), n, device=point.device, dtype=point.dtype)
-            rows.diagonal(first).fill_(1.0)
-            total += float((here.forward_rows(rows) - there.forward_rows(rows)).square().sum())
-        return math.sqrt(total)
+        basis = torch.eye(n, device=point.device, dtype=point.dtype).split(64)
+        changes = (here.forward_rows(rows) - there.forward_rows(rows) for rows in basis)
+        return math.sqrt(sum(float(change.square().sum()) for change in changes))
 
     def scaled(self, point: Tensor, factor: float) -> Tensor:
         """By the degree in which M depends on the parameters, where it has one."""
@@ -335,10 +289,7 @@ class GenericWeights(FreeWeights):
 def free_weights(
     op: LinearOperator, move: Move, unit: float, metric: PlainMetric | None = None
 ) -> FreeWeights:
-    """What moves in a layer, in the form that knows most of it.
-
-    A convolution's distances are measured by `metric` where that is given.
-    """
+    """What moves in a layer, in the form that knows most; its distances by `metric`, if given."""
     names = moving_names(op, move)
     plain = plain_weight(op.function, names)
     if plain is None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -38,26 +38,9 @@ class _Probing:
 PROBING = _Probing()
 
 
-class WeightMetric(Protocol):
-    """`D = A* A` on the weight that moves."""
-
-    def apply(self, weights: Tensor, /) -> Tensor:
-        """`D W`."""
-        ...
-
-    def solve(self, weights: Tensor, /) -> Tensor:
-        """`D^-1 W`, zero where the operator does not depend on the weight."""
-        ...
-
-
 @final
 class PlainMetric:
-    """D of a plain layer: a Gram matrix on the taps, times the square of a factor for each entry.
-
-    Args:
-        map_: The layer, whose weight D is for.
-        factors: What the batch norms beside it multiply each entry of the weight with.
-    """
+    """D of a plain layer: a Gram matrix on the taps, times the squares of the factors beside it."""
 
     def __init__(self, map_: LinearMap, factors: Tensor | None = None) -> None:
         assert map_.weight is not None
@@ -81,13 +64,13 @@ class PlainMetric:
         solved: Tensor = (vectors * inverse) @ vectors.T
         return solved
 
-    def apply(self, weights: Tensor, /) -> Tensor:
+    def apply(self, weights: Tensor) -> Tensor:
         """`D W`, for one weight or a batch of them."""
         product = self._on_taps(weights, self._gram)
         return product if self._squares is None else product * self._squares.to(weights)
 
-    def solve(self, weights: Tensor, /) -> Tensor:
-        """`D^-1 W`, for one weight or a batch of them."""
+    def solve(self, weights: Tensor) -> Tensor:
+        """`D^-1 W`, zero where the operator does not depend on the weight; of one or a batch."""
         solution = self._on_taps(weights, self._inverse)
         if self._squares is None:
             return solution
@@ -126,7 +109,7 @@ class ProbedMetric:
         step = max(1, PROBING.numbers_at_once // max(inputs, math.prod(function.out_shape)))
         self._batches = torch.arange(inputs, device=function.device).split(step)
 
-    def apply(self, weights: Tensor, /) -> Tensor:
+    def apply(self, weights: Tensor) -> Tensor:
         """`D W`: the gradient of half the squared norm of `A W`, over all basis vectors."""
         total, image = torch.zeros_like(weights), self._function.linear_part
         for batch in self._batches:
@@ -140,7 +123,7 @@ class ProbedMetric:
             total += gradient
         return total
 
-    def solve(self, weights: Tensor, /) -> Tensor:
+    def solve(self, weights: Tensor) -> Tensor:
         """`D^-1 W` by conjugate gradients, which stay in the range of D."""
         solution, residual = torch.zeros_like(weights), weights.clone()
         direction, size = residual.clone(), float(residual.square().sum())
@@ -162,13 +145,8 @@ class ProbedMetric:
         )
 
 
-def parameter_metric(function: AffineFunction, name: str) -> WeightMetric:
-    """D for the parameter of that name, in closed form where there is one.
-
-    Raises:
-        ValueError: The operator is not affine in the parameter, or the layer is too large for
-            want of a closed form.
-    """
+def parameter_metric(function: AffineFunction, name: str) -> PlainMetric | ProbedMetric:
+    """D for the parameter of that name, in closed form where there is one."""
     plain = plain_weight(function, [name])
     if plain is None:
         return ProbedMetric(function, name)

@@ -17,28 +17,20 @@ from spectralclip._spectrum import fresh_ritz, warmed_ritz
 @final
 @dataclass(frozen=True)
 class NewtonSettings:
-    """Measured on 60 layers: a distance of 1.031 times the least, median, and 1.0017 c at most.
+    """Measured on 60 layers: a distance of 1.031 times the least, median, and 1.0017 c at most."""
 
-    Attributes:
-        damping: The share of the way to the bound that a step takes while far from it. Full steps
-            overshoot where values cross; one value at a time left a distance of 1.125.
-        near: From here on, times the bound, steps are full ones.
-        headroom: Steps aim so far below the bound, relatively, to end within it.
-        width: Triplets that are followed.
-        start_steps: Lanczos steps of the first search.
-        check_steps: Lanczos steps of the search that has the last word, from a new random vector.
-        patience: Rounds without an improvement of one percent. On 16 convolutions with all four
-            paddings, 25 rounds in all were the most, and 16 the median.
-        budget: Vectors sent through M; the median was 498, the most 839, large layers take 950.
-    """
-
+    # The share of the way to the bound that a step takes while far from it. Full steps overshoot
+    # where values cross; one value at a time left a distance of 1.125.
     damping: float = 0.25
-    near: float = 1.02
-    headroom: float = 1e-3
-    width: int = 8
-    start_steps: int = 30
-    check_steps: int = 40
+    near: float = 1.02  # from here on, times the bound, steps are full ones
+    headroom: float = 1e-3  # steps aim so far below the bound, relatively, to end within it
+    width: int = 8  # triplets that are followed
+    start_steps: int = 30  # Lanczos steps of the first search
+    check_steps: int = 40  # of the one that has the last word, from a new random vector
+    # Rounds without an improvement of one percent. On 16 convolutions with all four paddings, 25
+    # rounds in all were the most, and 16 the median.
     patience: int = 40
+    # Vectors sent through M; the median was 498, the most 839, large layers take 950.
     budget: int = 6000
 
 
@@ -60,10 +52,7 @@ class Projected:
 
 
 def by_newton(
-    movable: FreeWeights,
-    max_norm: float,
-    generator: torch.Generator,
-    point: Tensor | None = None,
+    movable: FreeWeights, max_norm: float, generator: torch.Generator, point: Tensor | None = None
 ) -> Projected:
     """Joint Newton steps on all values above the bound, damped while far from it.
 
@@ -87,15 +76,11 @@ def by_newton(
             ritz, top = check, float(check.S[0])
         if top < 0.99 * lowest:
             lowest, lowered_at = top, rounds
-        if (
-            spent >= NEWTON.budget
-            or rounds - lowered_at > NEWTON.patience
-            or not math.isfinite(top)
-        ):
+        is_stuck = rounds - lowered_at > NEWTON.patience or not math.isfinite(top)
+        if is_stuck or spent >= NEWTON.budget:
             return Projected(point, top, spent, rounds, False)
         share = 1.0 if top <= NEWTON.near * max_norm else NEWTON.damping
-        values, floor = ritz.S, max(target, (1 - share / 2) * top)
-        above = values > floor
+        above = max(target, (1 - share / 2) * top) < ritz.S
         chosen = above.nonzero()[:, 0].to(ritz.U.device)
         gradients = movable.gradients(point, ritz.U[chosen], ritz.V[chosen])
         spent += len(chosen)

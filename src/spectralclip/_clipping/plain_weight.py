@@ -21,23 +21,15 @@ NEXT_TO_NOTHING = 1e-4
 @final
 @dataclass(frozen=True)
 class PlainWeight:
-    """The weight of a plain layer, and what the batch norms beside it multiply its entries with.
+    """The weight of a plain layer, and what the batch norms beside it multiply its entries with."""
 
-    Attributes:
-        name: The parameter.
-        own: The layer without them, as a map in its weight.
-        factors: One for each entry of the weight; None where there are no batch norms.
-        is_flipped: Whether the parameter is the transpose of the map's weight.
-    """
-
-    name: str
-    own: LinearMap
-    factors: Tensor | None
-    is_flipped: bool
+    name: str  # the parameter
+    own: LinearMap  # the layer without them, as a map in its weight
+    factors: Tensor | None  # one for each entry of the weight; None where there are no batch norms
+    is_flipped: bool  # whether the parameter is the transpose of the map's weight
 
     @property
     def weight(self) -> Tensor:
-        """The weight without factors."""
         assert self.own.weight is not None
         return self.own.weight
 

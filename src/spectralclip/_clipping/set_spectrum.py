@@ -1,13 +1,8 @@
 """`set_spectrum_`: give a layer other singular values, as nearly as its form allows.
 
-The target operator `M + E`, with `E = sum (s'_i - s_i) u_i v_i^T`, is in general not of the layer's
-form: a convolution cannot have any spectrum. The nearest operator that is, in the Frobenius norm,
-solves a linear least-squares problem in the weights. With A the linear map from a change of the
-weight to the change of the operator, `A* E` one batched weight gradient and `D = A* A`,
-
-    W' = W + D^-1 A* E.
-
-The paper (Appendix B.1) looks for the same W' by stochastic gradient descent.
+With `E = sum (s'_i - s_i) u_i v_i^T` and the linear map A from a change of the weight to the change
+of the operator, the nearest W' in the Frobenius norm is `W + D^-1 A* E`, with `D = A* A`; `A* E` is
+one batched weight gradient. The paper (Appendix B.1) descends to the same W' stochastically.
 """
 
 from __future__ import annotations
@@ -43,8 +38,7 @@ def set_spectrum_(
 
     The target is `M + sum (s'_i - s_i) u_i v_i^T` over the triplets of `spectrum`: their values are
     replaced and all others stay. A dense layer on plain vectors reaches it exactly. Others get the
-    weight whose operator is nearest to it in the Frobenius norm. That may be far off: read the
-    returned number.
+    weight whose operator is nearest to it in the Frobenius norm, which may be far off.
 
     One weight moves. Batch norms stay as they are where something else can move; two layers at
     once, weight norm or a product of weights are refused, since their operator is not affine in
@@ -54,8 +48,7 @@ def set_spectrum_(
 
     Args:
         layer: A module, or a sequence of modules (their composition).
-        in_shape: Shape of one input, without the batch dimension; None where the layer knows it
-            (`nn.Linear`).
+        in_shape: Shape of one input, without the batch dimension; None where the layer knows it.
         spectrum: Triplets of this layer as `svds` found them, all or some.
         new_values: The new singular values in the order of `spectrum.S`, none negative; or a
             function that makes them from `spectrum.S`.

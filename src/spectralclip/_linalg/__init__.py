@@ -1,77 +1,36 @@
 """Numerics on tensors and callables: nothing here knows of layers."""
 
-from spectralclip._linalg.derivatives import gradients_in, pulled_back
-from spectralclip._linalg.fourier import (
-    alias_frequencies,
-    folded_frequencies,
-    grid_kernel,
-    grid_symbols,
-    plane_wave,
-    split_phases,
-    symbols,
-    tap_waves,
-)
-from spectralclip._linalg.krylov import (
-    LanczosRun,
-    descending_eigh,
-    lengths,
-    orthonormal_rows,
-    row_products,
-    rows_lq,
-    tall_qr,
-)
-from spectralclip._linalg.precision import (
-    decomposable,
-    full_precision,
-    has_float64,
-    on_host,
-    sent,
-    wide,
-)
-from spectralclip._linalg.qp import Array, as_array, nonnegative_qp, solve_nonnegative
-from spectralclip._linalg.small_matrices import (
-    GramSVD,
-    below,
-    largest_eigenvalue,
-    largest_singular_value,
-    norm_is_below,
-    smaller_gram,
-    sum_of_squares,
-)
-
-__all__ = [
-    "Array",
-    "GramSVD",
-    "LanczosRun",
-    "alias_frequencies",
-    "as_array",
-    "below",
-    "decomposable",
-    "descending_eigh",
-    "folded_frequencies",
-    "full_precision",
-    "gradients_in",
-    "grid_kernel",
-    "grid_symbols",
-    "has_float64",
-    "largest_eigenvalue",
-    "largest_singular_value",
-    "lengths",
-    "nonnegative_qp",
-    "norm_is_below",
-    "on_host",
-    "orthonormal_rows",
-    "plane_wave",
-    "pulled_back",
-    "row_products",
-    "rows_lq",
-    "sent",
-    "smaller_gram",
-    "solve_nonnegative",
-    "split_phases",
-    "sum_of_squares",
-    "symbols",
-    "tall_qr",
-    "tap_waves",
-    "wide",
-]
+from spectralclip._linalg.derivatives import gradients_in as gradients_in
+from spectralclip._linalg.derivatives import pulled_back as pulled_back
+from spectralclip._linalg.fourier import alias_frequencies as alias_frequencies
+from spectralclip._linalg.fourier import folded_frequencies as folded_frequencies
+from spectralclip._linalg.fourier import grid_kernel as grid_kernel
+from spectralclip._linalg.fourier import grid_symbols as grid_symbols
+from spectralclip._linalg.fourier import plane_wave as plane_wave
+from spectralclip._linalg.fourier import split_phases as split_phases
+from spectralclip._linalg.fourier import symbols as symbols
+from spectralclip._linalg.fourier import tap_waves as tap_waves
+from spectralclip._linalg.krylov import LanczosRun as LanczosRun
+from spectralclip._linalg.krylov import descending_eigh as descending_eigh
+from spectralclip._linalg.krylov import lengths as lengths
+from spectralclip._linalg.krylov import orthonormal_rows as orthonormal_rows
+from spectralclip._linalg.krylov import row_products as row_products
+from spectralclip._linalg.krylov import rows_lq as rows_lq
+from spectralclip._linalg.krylov import tall_qr as tall_qr
+from spectralclip._linalg.precision import decomposable as decomposable
+from spectralclip._linalg.precision import full_precision as full_precision
+from spectralclip._linalg.precision import has_float64 as has_float64
+from spectralclip._linalg.precision import on_host as on_host
+from spectralclip._linalg.precision import sent as sent
+from spectralclip._linalg.precision import wide as wide
+from spectralclip._linalg.qp import Array as Array
+from spectralclip._linalg.qp import as_array as as_array
+from spectralclip._linalg.qp import nonnegative_qp as nonnegative_qp
+from spectralclip._linalg.qp import solve_nonnegative as solve_nonnegative
+from spectralclip._linalg.small_matrices import GramSVD as GramSVD
+from spectralclip._linalg.small_matrices import below as below
+from spectralclip._linalg.small_matrices import largest_eigenvalue as largest_eigenvalue
+from spectralclip._linalg.small_matrices import largest_singular_value as largest_singular_value
+from spectralclip._linalg.small_matrices import norm_is_below as norm_is_below
+from spectralclip._linalg.small_matrices import smaller_gram as smaller_gram
+from spectralclip._linalg.small_matrices import sum_of_squares as sum_of_squares

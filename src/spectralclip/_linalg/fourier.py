@@ -28,13 +28,11 @@ def folded_frequencies(sides: Shape, stride: Shape) -> tuple[Tensor, Tensor]:
     reduced = [side // step for side, step in zip(sides, stride, strict=True)]
     axes = [torch.arange(size, device="cpu") for size in reduced]
     grid = torch.cartesian_prod(*axes).reshape(-1, len(reduced))
-    sizes = torch.tensor(reduced, device="cpu")
-    mirrored = (-grid).remainder(sizes)
-    places = [math.prod(reduced[axis + 1 :]) for axis in range(len(reduced))]
-    weights = torch.tensor(places, device="cpu")
-    rank, mirrored_rank = (grid * weights).sum(1), (mirrored * weights).sum(1)
-    kept = rank <= mirrored_rank
-    counts = torch.where(rank == mirrored_rank, 1, 2)
+    mirrored = (-grid).remainder(torch.tensor(reduced, device="cpu"))
+    place = torch.arange(len(grid), device="cpu")
+    mirrored_place = place.reshape(reduced)[tuple(mirrored.T)]
+    kept = place <= mirrored_place
+    counts = torch.where(place == mirrored_place, 1, 2)
     return grid[kept], counts[kept]
 
 
@@ -99,9 +97,6 @@ def plane_wave(
 
 def _unit(turns: Tensor) -> Tensor:
     return torch.polar(torch.ones_like(turns), 2 * math.pi * turns)
-
-
-# --- All frequencies of a torus, by the fast Fourier transform ----------------------------------
 
 
 def split_phases(x: Tensor, stride: Shape) -> Tensor:

@@ -23,12 +23,7 @@ class LanczosRun:
 
     Q has orthonormal rows and T is tridiagonal. With `reorthogonalize` Q stays orthonormal to
     working precision. Without it rounding makes copies of converged eigenvalues, which do no harm
-    to the largest one.
-
-    Attributes:
-        alphas: The diagonal of T.
-        betas: The entries beside it, and last the length of the rest; none is below rounding.
-        rest: What the last image adds to the basis, before it is made a unit vector.
+    to the largest one. The rest is what the last image adds to the basis.
     """
 
     def __init__(
@@ -38,7 +33,8 @@ class LanczosRun:
         self._eps = torch.finfo(start.dtype).eps
         self._blocks: list[Tensor] = []
         self.rest, self._length = start, float(lengths(start))
-        self.alphas: list[float] = []
+        self.alphas: list[float] = []  # the diagonal of T
+        # The entries beside it, and last the length of the rest; none is below rounding.
         self.betas: list[float] = []
 
     @property
@@ -95,9 +91,6 @@ def descending_eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
         )
     values, vectors = torch.linalg.eigh(matrix)
     return values.flip(0), vectors.flip(1)
-
-
-# --- Orthonormal rows -----------------------------------------------------------------------
 
 
 def lengths(rows: Tensor) -> Tensor:

@@ -22,8 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# --- What a device can do -------------------------------------------------------------------
-
 
 @cache
 def has_float64(device: torch.device) -> bool:
@@ -63,9 +61,6 @@ def decomposable(x: Tensor) -> Tensor:
     return x if has_float64(x.device) else x.cpu()
 
 
-# --- Full precision of products -------------------------------------------------------------
-
-
 class full_precision(ContextDecorator):
     """Products at the precision of their dtype, whatever torch's global settings, which come back.
 
@@ -78,7 +73,6 @@ class full_precision(ContextDecorator):
     _restore: Callable[[], None]
 
     def __enter__(self) -> None:
-        """Switch off what shortens factors or sums."""
         cls = full_precision
         with cls._lock:
             if cls._open == 0:
@@ -86,7 +80,6 @@ class full_precision(ContextDecorator):
             cls._open += 1
 
     def __exit__(self, *error: object) -> None:
-        """Put the settings back, if this was the last block."""
         cls = full_precision
         with cls._lock:
             cls._open -= 1

@@ -96,12 +96,8 @@ class GramSVD:
     """Matrices `(..., rows, columns)` with the singular vectors of their smaller side.
 
     These come from the Gram matrix, which costs a fraction of an SVD. Squaring loses the small
-    values; those play no part in clipping.
-
-    Attributes:
-        values: The singular values, ascending.
-        vectors: Right singular vectors, or left ones of wide matrices, as columns.
-        is_wide: Whether the vectors are left ones.
+    values; those play no part in clipping. Values are ascending; vectors are columns, right ones,
+    or left ones of wide matrices.
     """
 
     def __init__(
@@ -116,12 +112,7 @@ class GramSVD:
 
     @property
     def norm(self) -> float:
-        """The largest singular value of all."""
         return float(self.values.max())
-
-    def excess(self, max_norm: float) -> Tensor:
-        """What lies above a bound: the sum of `(s - max_norm) u v^H` over the values above it."""
-        return self._excess(self._matrices, max_norm)
 
     def clipped(self, max_norm: float) -> Tensor:
         """The nearest matrices of norm at most `max_norm`; what lies below is not touched."""
@@ -129,10 +120,12 @@ class GramSVD:
         # Where nearly everything is taken away, what is left needs the longer arithmetic.
         if self._is_exact and self.norm > 100 * max_norm:
             matrices = wide(matrices)
-        left = matrices - self._excess(matrices, max_norm)
+        left = matrices - self.excess(max_norm, matrices)
         return left.to(self._matrices.device, self._matrices.dtype)
 
-    def _excess(self, matrices: Tensor, max_norm: float) -> Tensor:
+    def excess(self, max_norm: float, matrices: Tensor | None = None) -> Tensor:
+        """The sum of `(s - max_norm) u v^H` over the values above; of other matrices if given."""
+        matrices = self._matrices if matrices is None else matrices
         share = (1 - max_norm / self.values).clamp_min(0)  # of a value that is zero: -inf
         first = self.values.shape[-1] - int((share > 0).sum(-1).max())
         vectors = sent(self.vectors[..., first:], matrices.device, matrices.dtype)
@@ -143,7 +136,6 @@ class GramSVD:
 
 
 def smaller_gram(matrices: Tensor) -> Tensor:
-    """The Gram matrix of the smaller side."""
     if matrices.shape[-2] < matrices.shape[-1]:
         return matrices @ matrices.mH
     return matrices.mH @ matrices

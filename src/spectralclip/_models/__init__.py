@@ -1,67 +1,32 @@
 """The layers inside a model, and how they are connected."""
 
-from spectralclip._models.call_graph import (
-    OperationsMode,
-    around_calls,
-    distinct_shapes,
-    in_shape_of,
-    tensors_in,
-)
-from spectralclip._models.candidates import (
-    BATCH_NORM,
-    BEFORE_A_NORM,
-    bare_modules,
-    connectors,
-    is_container,
-)
-from spectralclip._models.example_inputs import (
-    ExampleInputs,
-    Inputs,
-    call_arguments,
-    with_kwargs,
-)
-from spectralclip._models.forward_pass import in_evaluation, left_as_it_was, unwrapped
-from spectralclip._models.fsdp import (
-    gathered,
-    is_sharded_tensor,
-    local,
-    reshard_,
-    sharded_modules,
-    stand_in,
-    unhooked,
-)
-from spectralclip._models.layers import find_layers, skipped_layers
-from spectralclip._models.survey import Compose, FoundLayer, Pairs, Survey
-
-__all__ = [
-    "BATCH_NORM",
-    "BEFORE_A_NORM",
-    "Compose",
-    "ExampleInputs",
-    "FoundLayer",
-    "Inputs",
-    "OperationsMode",
-    "Pairs",
-    "Survey",
-    "around_calls",
-    "bare_modules",
-    "call_arguments",
-    "connectors",
-    "distinct_shapes",
-    "find_layers",
-    "gathered",
-    "in_evaluation",
-    "in_shape_of",
-    "is_container",
-    "is_sharded_tensor",
-    "left_as_it_was",
-    "local",
-    "reshard_",
-    "sharded_modules",
-    "skipped_layers",
-    "stand_in",
-    "tensors_in",
-    "unhooked",
-    "unwrapped",
-    "with_kwargs",
-]
+from spectralclip._models.call_graph import OperationsMode as OperationsMode
+from spectralclip._models.call_graph import around_calls as around_calls
+from spectralclip._models.call_graph import distinct_shapes as distinct_shapes
+from spectralclip._models.call_graph import in_shape_of as in_shape_of
+from spectralclip._models.call_graph import tensors_in as tensors_in
+from spectralclip._models.candidates import BATCH_NORM as BATCH_NORM
+from spectralclip._models.candidates import BEFORE_A_NORM as BEFORE_A_NORM
+from spectralclip._models.candidates import bare_modules as bare_modules
+from spectralclip._models.candidates import connectors as connectors
+from spectralclip._models.candidates import is_container as is_container
+from spectralclip._models.example_inputs import ExampleInputs as ExampleInputs
+from spectralclip._models.example_inputs import Inputs as Inputs
+from spectralclip._models.example_inputs import call_arguments as call_arguments
+from spectralclip._models.example_inputs import with_kwargs as with_kwargs
+from spectralclip._models.forward_pass import in_evaluation as in_evaluation
+from spectralclip._models.forward_pass import left_as_it_was as left_as_it_was
+from spectralclip._models.forward_pass import unwrapped as unwrapped
+from spectralclip._models.fsdp import gathered as gathered
+from spectralclip._models.fsdp import is_sharded_tensor as is_sharded_tensor
+from spectralclip._models.fsdp import local as local
+from spectralclip._models.fsdp import reshard_ as reshard_
+from spectralclip._models.fsdp import sharded_modules as sharded_modules
+from spectralclip._models.fsdp import stand_in as stand_in
+from spectralclip._models.fsdp import unhooked as unhooked
+from spectralclip._models.layers import find_layers as find_layers
+from spectralclip._models.layers import skipped_layers as skipped_layers
+from spectralclip._models.survey import Compose as Compose
+from spectralclip._models.survey import FoundLayer as FoundLayer
+from spectralclip._models.survey import Pairs as Pairs
+from spectralclip._models.survey import Survey as Survey

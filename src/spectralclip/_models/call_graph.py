@@ -1,10 +1,9 @@
 """Which module reads what another one has made, seen while a model runs.
 
 Modules are seen through hooks, everything else through a dispatch mode, which every operation on
-a tensor passes, those of scripted parts and of custom autograd functions too. Against symbolic
-tracing this has the advantage that it works for any model that runs, whatever its control flow
-depends on, and that nothing has to be run a second time. It sees the one path that the example
-takes, and nothing of what foreign code does with a tensor's memory.
+a tensor passes, those of scripted parts and of custom autograd functions too. Unlike symbolic
+tracing this works for any model that runs, in one run. It sees the one path that the example takes,
+and nothing of what foreign code does with a tensor's memory.
 
 Tensors are told apart as objects. A module that hands on the very tensor that it is given, as
 `nn.Identity` and dropout in evaluation do, stands in nobody's way.
@@ -30,7 +29,7 @@ from spectralclip._common import Shape
 class Call:
     """One call of a module."""
 
-    module: nn.Module  # the module
+    module: nn.Module
     # The shape of one input; None where it is not called with one tensor alone
     in_shape: Shape | None = None
     # Whether the input came with a batch dimension; None where that is not kept
@@ -48,16 +47,11 @@ def distinct_shapes(calls: Iterable[Call]) -> tuple[Shape, ...]:
 
 @final
 class Watch:
-    """Notes the calls of modules, who reads their outputs, and parameters used without a call.
-
-    Attributes:
-        calls: The calls of each module, in the order of the modules' first calls.
-        read_outside: The ids of parameters that were read by something else than a call of the
-            module they belong to.
-    """
+    """Notes the calls of modules, who reads their outputs, and parameters used without a call."""
 
     def __init__(self, whole: Iterable[nn.Module], containers: Iterable[nn.Module]) -> None:
-        self.calls: dict[nn.Module, list[Call]] = {}
+        self.calls: dict[nn.Module, list[Call]] = {}  # in the order of the modules' first calls
+        # The ids of parameters that something else has read than a call of their module.
         self.read_outside: set[int] = set()
         self._parameters = {module: {id(p) for p in module.parameters()} for module in whole}
         self._containers = list(containers)
@@ -72,7 +66,6 @@ class Watch:
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Watch for the block."""
         with ExitStack() as stack:
             for module in self._containers:
                 stack.callback(module.register_forward_pre_hook(self._note).remove)
@@ -165,7 +158,6 @@ class Operations(OperationsMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Tell, and go on."""
         for tensor in tensors_in((args, kwargs)):
             self._read(tensor)
         return func(*args, **(kwargs or {}))
@@ -196,9 +188,6 @@ def in_shape_of(module: nn.Module, x: Tensor) -> tuple[Shape, bool]:
     kernel = module.kernel_size if isinstance(module, nn.modules.conv._ConvNd) else ()
     batched = x.ndim != (len(kernel) + 1 if kernel else 1)
     return tuple(x.shape[1:] if batched else x.shape), batched
-
-
-# --- From calls to chains --------------------------------------------------------------------
 
 
 def follows(second: Sequence[Call], first: Sequence[Call]) -> bool:

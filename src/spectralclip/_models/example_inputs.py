@@ -48,15 +48,15 @@ def call_arguments(
     """Positional and keyword arguments."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a module, got {type(model).__name__}.")
-    if isinstance(example_inputs, Tensor):
-        return [example_inputs], {}
-    if isinstance(example_inputs, Inputs) and any(True for _ in tensors_in(example_inputs)):
-        return example_inputs.args, example_inputs.kwargs
-    container = isinstance(example_inputs, (Sequence, Mapping))
-    if not container or not any(True for _ in tensors_in(example_inputs)):
+    known = isinstance(example_inputs, (Tensor, Sequence, Mapping))
+    if not known or not any(True for _ in tensors_in(example_inputs)):
         raise TypeError(
             "example_inputs must be a tensor, a tuple of arguments or a dictionary of keyword "
             "arguments with tensors among them, with the batch dimension, got "
             f"{type(example_inputs).__name__}."
         )
-    return ([], example_inputs) if isinstance(example_inputs, Mapping) else (example_inputs, {})
+    if isinstance(example_inputs, Inputs):
+        return example_inputs.args, example_inputs.kwargs
+    if isinstance(example_inputs, Mapping):
+        return [], example_inputs
+    return [example_inputs] if isinstance(example_inputs, Tensor) else example_inputs, {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -52,13 +52,9 @@ def _watch(
 ) -> Watch:
     # A model may work in place.
     args, kwargs = tree_map_only(Tensor, lambda x: x.detach().clone(), (list(args), dict(kwargs)))
-    with ExitStack() as stack:
-        stack.enter_context(in_evaluation(model))
-        stack.enter_context(seen.hooked())
-        if closely:
-            stack.enter_context(Operations(seen.read))
-        output = model(*args, **kwargs)
-        for tensor in tensors_in(output):
+    followed = Operations(seen.read) if closely else nullcontext()
+    with in_evaluation(model), seen.hooked(), followed:
+        for tensor in tensors_in(model(*args, **kwargs)):
             seen.read(tensor)
     return seen
 
@@ -66,12 +62,12 @@ def _watch(
 @contextmanager
 def in_evaluation(model: nn.Module) -> Iterator[None]:
     """Let forward passes run as in evaluation and not compiled, and leave the model as it was."""
-    with ExitStack() as stack:
-        stack.enter_context(evaluation_mode([model]))
-        stack.enter_context(left_as_it_was(model))
-        if "torch._dynamo" in sys.modules:  # else nothing has been compiled
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        yield
+    with evaluation_mode([model]), left_as_it_was(model):
+        if "torch._dynamo" not in sys.modules:  # nothing has been compiled
+            yield
+        else:
+            with torch.compiler.set_stance("force_eager"):
+                yield
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -9,11 +9,7 @@ from spectralclip._models.survey import Compose, FoundLayer, Pairs, Survey
 
 
 def find_layers(
-    model: nn.Module,
-    example_inputs: ExampleInputs,
-    compose: Compose = True,
-    *,
-    pairs: Pairs = (),
+    model: nn.Module, example_inputs: ExampleInputs, compose: Compose = True, *, pairs: Pairs = ()
 ) -> dict[str, FoundLayer]:
     """The affine layers of a model and the shapes of their inputs, from one forward pass.
 
@@ -63,14 +59,11 @@ def find_layers(
 
 
 def skipped_layers(model: nn.Module, example_inputs: ExampleInputs) -> dict[str, str]:
-    """The modules with parameters of their own that `find_layers` leaves out, and why.
+    """The modules with parameters of their own that `find_layers` leaves out: why, by their names.
 
     Args:
         model: Any module.
         example_inputs: What the model is called with, as for `find_layers`.
-
-    Returns:
-        The reason by the name of the module.
 
     Example:
         >>> import torch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, final
 
@@ -167,12 +167,10 @@ def _require_sizes(model: nn.Module) -> None:
             )
 
 
-def _around(name: str) -> Iterator[str]:
+def _around(name: str) -> set[str]:
     """The name of a module, and of all that it is in."""
-    yield name
-    while name:
-        name = name.rpartition(".")[0]
-        yield name
+    parts = name.split(".")
+    return {".".join(parts[:count]) for count in range(len(parts) + 1)}
 
 
 def _weight_owners(model: nn.Module) -> dict[int, list[str]]:

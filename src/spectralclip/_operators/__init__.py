@@ -1,69 +1,32 @@
 """A layer as a linear map: from its `forward` to `M`, applied but never formed."""
 
-from spectralclip._operators.affine import (
-    HALF_PRECISION,
-    AffineFunction,
-    Layer,
-    NotAffineError,
-    input_shape,
-    known_shape,
-)
-from spectralclip._operators.blocks import ListedBlocks
-from spectralclip._operators.build import build_maps, explicit_maps, merge
-from spectralclip._operators.check_affine import check_affine, is_linear_in
-from spectralclip._operators.contexts import evaluation_mode, plain_numerics, unchanged_rng
-from spectralclip._operators.maps import (
-    ConvGeometry,
-    ConvMap,
-    Layout,
-    LinearMap,
-    TransposedMap,
-    read_positions,
-)
-from spectralclip._operators.module_types import (
-    BATCH_NORMS,
-    CONVS,
-    KNOWN_AFFINE,
-    TRANSPOSED,
-    AnyBatchNorm,
-    batch_norm_scale,
-    describe,
-    is_plain,
-)
-from spectralclip._operators.operator import LinearOperator, as_operator, in_float64, operator_at
-
-__all__ = [
-    "BATCH_NORMS",
-    "CONVS",
-    "HALF_PRECISION",
-    "KNOWN_AFFINE",
-    "TRANSPOSED",
-    "AffineFunction",
-    "AnyBatchNorm",
-    "ConvGeometry",
-    "ConvMap",
-    "Layer",
-    "Layout",
-    "LinearMap",
-    "LinearOperator",
-    "ListedBlocks",
-    "NotAffineError",
-    "TransposedMap",
-    "as_operator",
-    "batch_norm_scale",
-    "build_maps",
-    "check_affine",
-    "describe",
-    "evaluation_mode",
-    "explicit_maps",
-    "in_float64",
-    "input_shape",
-    "is_linear_in",
-    "is_plain",
-    "known_shape",
-    "merge",
-    "operator_at",
-    "plain_numerics",
-    "read_positions",
-    "unchanged_rng",
-]
+from spectralclip._operators.affine import HALF_PRECISION as HALF_PRECISION
+from spectralclip._operators.affine import AffineFunction as AffineFunction
+from spectralclip._operators.affine import Layer as Layer
+from spectralclip._operators.affine import NotAffineError as NotAffineError
+from spectralclip._operators.affine import flattened as flattened
+from spectralclip._operators.affine import input_shape as input_shape
+from spectralclip._operators.blocks import BlockForm as BlockForm
+from spectralclip._operators.build import explicit_maps as explicit_maps
+from spectralclip._operators.check_affine import check_affine as check_affine
+from spectralclip._operators.check_affine import is_linear_in as is_linear_in
+from spectralclip._operators.contexts import evaluation_mode as evaluation_mode
+from spectralclip._operators.contexts import plain_numerics as plain_numerics
+from spectralclip._operators.contexts import unchanged_rng as unchanged_rng
+from spectralclip._operators.maps import ConvGeometry as ConvGeometry
+from spectralclip._operators.maps import ConvMap as ConvMap
+from spectralclip._operators.maps import Layout as Layout
+from spectralclip._operators.maps import LinearMap as LinearMap
+from spectralclip._operators.maps import TransposedMap as TransposedMap
+from spectralclip._operators.module_types import CONVS as CONVS
+from spectralclip._operators.module_types import KNOWN_AFFINE as KNOWN_AFFINE
+from spectralclip._operators.module_types import TRANSPOSED as TRANSPOSED
+from spectralclip._operators.module_types import AnyBatchNorm as AnyBatchNorm
+from spectralclip._operators.module_types import batch_norm_scale as batch_norm_scale
+from spectralclip._operators.module_types import conv_paddings as conv_paddings
+from spectralclip._operators.module_types import describe as describe
+from spectralclip._operators.module_types import is_plain as is_plain
+from spectralclip._operators.operator import LinearOperator as LinearOperator
+from spectralclip._operators.operator import as_operator as as_operator
+from spectralclip._operators.operator import in_float64 as in_float64
+from spectralclip._operators.operator import operator_at as operator_at

@@ -1,10 +1,9 @@
 """A layer as a pure affine function of its input and its parameters.
 
-Everything else in the library evaluates layers through `AffineFunction` alone. It takes
-batch norm, dropout and the like with their evaluation semantics, computes in float32 where
-the weights are in half precision, and leaves the layer exactly as it found it: parameters
-are handed to `torch.func.functional_call` as detached tensors, so that no `.grad`, no
-buffer and no training flag of the layer changes.
+Everything else in the library evaluates layers through `AffineFunction` alone. It takes batch norm,
+dropout and the like with their evaluation semantics, computes in float32 where the weights are in
+half precision, and leaves the layer exactly as it found it: parameters are handed to
+`torch.func.functional_call` as detached tensors.
 """
 
 from __future__ import annotations
@@ -38,22 +37,15 @@ class NotAffineError(ValueError):
 @final
 @dataclass(frozen=True)
 class Stage:
-    """One part of a composition.
+    """One part of a composition."""
 
-    Attributes:
-        name: Its place in the composition, as `nn.Sequential` would name it ("" if alone).
-        layer: The module or callable.
-        parameters: For each of the module's own parameter and buffer names, the name in the
-            whole composition under which the value is found. Parts that share a parameter
-            share its name.
-    """
-
-    name: str
+    name: str  # its place in the composition, as `nn.Sequential` would name it ("" if alone)
     layer: nn.Module | Callable[[Tensor], Tensor]
+    # For each of the module's own parameter and buffer names, the name in the whole composition
+    # under which the value is found. Parts that share a parameter share its name.
     parameters: Mapping[str, str]
 
     def __call__(self, values: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Evaluate on a batch, with the given parameter and buffer values."""
         if not isinstance(self.layer, nn.Module):
             return self.layer(x)
         own = {name: values[whole] for name, whole in self.parameters.items()}
@@ -87,14 +79,14 @@ def _embed_one_hot(layer: nn.Embedding | nn.EmbeddingBag, weight: Tensor, x: Ten
     return rows.sum(-2) if layer.mode == "sum" else rows.mean(-2)
 
 
-def _flatten(layer: Layer, name: str = "") -> Iterator[tuple[str, Any]]:
+def flattened(layer: Layer, name: str = "") -> Iterator[tuple[str, Any]]:
     """The parts of nested sequences and plain `nn.Sequential`s, with their names."""
     plain_sequential = type(layer) is nn.Sequential and not (
         layer._forward_hooks or layer._forward_pre_hooks
     )
     if plain_sequential or (isinstance(layer, Sequence) and not isinstance(layer, str)):
         for index, part in enumerate(layer):  # type: ignore[arg-type]
-            yield from _flatten(part, f"{name}.{index}" if name else str(index))
+            yield from flattened(part, f"{name}.{index}" if name else str(index))
     elif callable(layer):
         yield name, layer
     else:
@@ -108,13 +100,9 @@ class AffineFunction:
     """`f(x) = M(W) x + b` on batches `(k, *in_shape)`, from the layer's own forward.
 
     Attributes:
-        name: For error messages.
-        stages: The parts of the composition, in order.
+        stages: The parts of the composition, in order, with `shapes` before, between and after.
         parameters: The layer's own parameter tensors by name, each once.
         values: Detached parameters and buffers by name, in the dtype of the computation.
-        in_shape: Shape of one input.
-        out_shape: Shape of one output.
-        shapes: Shapes between the stages: `in_shape`, ..., `out_shape`.
         is_checked: Whether the layer's backward pass is known to fit its forward pass.
     """
 
@@ -131,7 +119,7 @@ class AffineFunction:
         self.in_shape = input_shape(layer, in_shape)
         known: dict[int, tuple[str, Tensor]] = {}  # with the tensors, so that no id comes again
         stages = []
-        for name, part in _flatten(layer):
+        for name, part in flattened(layer):
             bindings = {}
             for own, tensor in _named_tensors(part):
                 whole = f"{name}.{own}" if name else own
@@ -156,10 +144,7 @@ class AffineFunction:
         self.out_shape = self.shapes[-1]
 
     def __call__(
-        self,
-        x: Tensor,
-        values: Mapping[str, Tensor] | None = None,
-        stages: slice = slice(None),
+        self, x: Tensor, values: Mapping[str, Tensor] | None = None, stages: slice = slice(None)
     ) -> Tensor:
         """`f(x)` on a batch; with other parameter values, or of some stages, where given."""
         merged = self.values if values is None else {**self.values, **values}
@@ -188,7 +173,6 @@ class AffineFunction:
         return moved
 
     def zeros(self, rows: int) -> Tensor:
-        """A batch of zero inputs."""
         return torch.zeros(rows, *self.in_shape, dtype=self.dtype, device=self.device)
 
     @property
@@ -225,7 +209,6 @@ class AffineFunction:
         }
 
     def _trace(self) -> tuple[Shape, ...]:
-        """The shapes between the stages."""
         x, shapes = self.zeros(1), [self.in_shape]
         with evaluation_mode(self._modules):
             for stage in self.stages:
@@ -330,7 +313,7 @@ def known_shape(layer: Layer) -> Shape | None:
     A dense layer takes vectors of one length, and an embedding one-hot vectors. (Both work at
     further leading positions too, each with the same spectrum, repeated.)
     """
-    first = next((part for _, part in _flatten(layer)), None)
+    first = next((part for _, part in flattened(layer)), None)
     if isinstance(first, nn.Linear) and first.in_features > 0:
         return (first.in_features,)
     if isinstance(first, nn.Embedding):
@@ -376,10 +359,7 @@ def _computation(
     dtype: torch.dtype | None,
     device: torch.device | str | None,
 ) -> tuple[torch.dtype, torch.device]:
-    """Where and in which precision to compute: as the parameters say, at least float32.
-
-    Float64 that their device lacks is had on the CPU.
-    """
+    """Where and in which precision to compute: as the parameters say, at least in float32."""
     floating = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
     places = {tensor.device for tensor in floating}
     if len(places) > 1:

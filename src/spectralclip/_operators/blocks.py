@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, final
 
@@ -23,6 +22,7 @@ from spectralclip._linalg import (
     decomposable,
     folded_frequencies,
     plane_wave,
+    smaller_gram,
     symbols,
     tap_waves,
     wide,
@@ -33,25 +33,19 @@ if TYPE_CHECKING:  # maps know their blocks, and not the other way round
 
 
 class BlockForm(ABC):
-    """A layer as independent small blocks.
+    """A layer as independent small blocks."""
 
-    Attributes:
-        copies: How often each block is used, `(blocks,)`.
-        block_shape: Rows and columns of a block.
-        application_work: Multiplications that one application of the layer takes.
-    """
-
-    copies: Tensor
-    block_shape: tuple[int, int]
-    application_work: float
+    copies: Tensor  # how often each block is used, `(blocks,)`
+    block_shape: tuple[int, int]  # rows and columns of a block
+    application_work: float  # multiplications that one application of the layer takes
 
     @abstractmethod
-    def values(self) -> Tensor:
-        """The singular values of each block, descending: `(blocks, min(rows, columns))`."""
+    def blocks(self, index: slice | Tensor) -> Tensor:
+        """Some of the blocks, `(blocks, rows, columns)`, real or complex."""
 
     @abstractmethod
-    def leading_rows(self, k: int) -> Tensor:
-        """Flat input rows that span at least k leading right singular vectors."""
+    def right_rows(self, block: int, vector: Tensor, most: int) -> Tensor:
+        """Flat input rows that a block's right singular vector stands for, at most some."""
 
     @property
     @final
@@ -66,25 +60,30 @@ class BlockForm(ABC):
         rows, columns = self.block_shape
         return 50.0 * self.copies.shape[0] * rows * columns * min(rows, columns)
 
-
-class ListedBlocks(BlockForm):
-    """Blocks that can be had one by one."""
-
-    @abstractmethod
-    def blocks(self, index: slice | Tensor) -> Tensor:
-        """Some of the blocks, `(blocks, rows, columns)`, real or complex."""
-
-    @abstractmethod
-    def right_rows(self, block: int, vector: Tensor, most: int) -> Tensor:
-        """Flat input rows that a block's right singular vector stands for, at most some."""
-
     @final
     def values(self) -> Tensor:
-        return block_values(self.blocks, self.copies.shape[0], self.block_shape)
+        """The singular values of each block, descending: `(blocks, min(rows, columns))`.
+
+        LAPACK takes one matrix at a time on one core: chunks of them are spread over threads.
+        """
+        count = self.copies.shape[0]
+        workers = max(1, min(torch.get_num_threads(), count))
+        chunk = max(1, math.ceil(count / (4 * workers)))
+        slices = [slice(start, min(start + chunk, count)) for start in range(0, count, chunk)]
+        if workers == 1 or len(slices) == 1:
+            return torch.cat([_singular_values(self.blocks(part)) for part in slices])
+        threads, limit = torch.get_num_threads(), torch.set_num_threads
+        try:
+            # One thread in each worker: LAPACK's own would only fight over the cores.
+            with ThreadPoolExecutor(workers, initializer=limit, initargs=(1,)) as pool:
+                found = pool.map(lambda part: _singular_values(self.blocks(part)), slices)
+                return torch.cat(list(found))
+        finally:
+            limit(threads)
 
     @final
     def leading_rows(self, k: int) -> Tensor:
-        """Decompose those blocks that hold a leading value."""
+        """Flat input rows that span at least k leading right singular vectors."""
         values = self.values()
         rows: list[Tensor] = []
         found = 0
@@ -104,58 +103,33 @@ class ListedBlocks(BlockForm):
         return torch.cat(rows)
 
 
-def block_values(blocks: Callable[[slice], Tensor], count: int, shape: tuple[int, int]) -> Tensor:
-    """Singular values of many small matrices.
+def _singular_values(matrices: Tensor) -> Tensor:
+    """Of each of many small matrices, descending.
 
     For flat or large matrices the eigenvalues of the smaller Gram matrix in float64 are much
-    cheaper than an SVD, and good down to 1e-8 of the largest value. Otherwise it is an SVD. LAPACK
-    takes one matrix at a time on one core: chunks of them are spread over threads.
+    cheaper than an SVD, and good down to 1e-8 of the largest value.
     """
-    by_gram = 3 * min(shape) <= max(shape) or min(shape) > 256
-    workers = max(1, min(torch.get_num_threads(), count))
-    chunk = max(1, math.ceil(count / (4 * workers)))
-    slices = [slice(start, min(start + chunk, count)) for start in range(0, count, chunk)]
-
-    def decompose(part: slice) -> Tensor:
-        matrices = blocks(part)
-        if min(shape) == 1:
-            lengths: Tensor = matrices.flatten(1).norm(dim=1, keepdim=True)
-            return lengths
-        double = matrices.dtype in (torch.float64, torch.complex128)
-        if by_gram and not double:
-            return _gram_values(matrices)
-        values: Tensor = torch.linalg.svdvals(matrices)
-        return values
-
-    if workers == 1 or len(slices) == 1:
-        return torch.cat([decompose(part) for part in slices])
-    threads = torch.get_num_threads()
-    try:
-        # One thread in each worker: LAPACK's own would only fight over the cores.
-        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return torch.cat(list(pool.map(decompose, slices)))
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _gram_values(matrices: Tensor) -> Tensor:
-    flat = matrices.shape[-2] <= matrices.shape[-1]
-    exact = wide(matrices)
-    gram = exact @ exact.mH if flat else exact.mH @ exact
-    squares: Tensor = torch.linalg.eigvalsh(gram).flip(-1)
-    return squares.clamp_min(0).sqrt().to(matrices.real.dtype)
+    low, high = sorted(matrices.shape[-2:])
+    values: Tensor
+    if low == 1:
+        values = matrices.flatten(1).norm(dim=1, keepdim=True)
+    elif (3 * low <= high or low > 256) and matrices.real.dtype != torch.float64:
+        squares = torch.linalg.eigvalsh(smaller_gram(wide(matrices))).flip(-1)
+        values = squares.clamp_min(0).sqrt().to(matrices.real.dtype)
+    else:
+        values = torch.linalg.svdvals(matrices)
+    return values
 
 
 @final
-class RepeatedBlocks(ListedBlocks):
+class RepeatedBlocks(BlockForm):
     """A map whose weight is one matrix a group, each used at every position."""
 
     def __init__(self, map_: LinearMap, groups: int, positions: int) -> None:
         assert map_.weight is not None
         self._map = map_
-        self._matrices = decomposable(map_.weight).reshape(
-            groups, map_.weight.shape[0] // groups, -1
-        )
+        weight = decomposable(map_.weight)
+        self._matrices = weight.reshape(groups, weight.shape[0] // groups, -1)
         self.copies = torch.full((groups,), positions, device="cpu")
         self.block_shape = (self._matrices.shape[1], self._matrices.shape[2])
         self.application_work = float(map_.weight.numel() * positions)
@@ -182,7 +156,7 @@ class RepeatedBlocks(ListedBlocks):
 
 
 @final
-class CircularBlocks(ListedBlocks):
+class CircularBlocks(BlockForm):
     """A circular convolution: one complex matrix for each group and frequency."""
 
     def __init__(self, map_: ConvMap) -> None:
@@ -228,22 +202,3 @@ class CircularBlocks(ListedBlocks):
         own = slice(group * channels, (group + 1) * channels)
         tensor[0, own], tensor[1, own] = image.real, image.imag
         return self._layout.to_rows(tensor)
-
-
-@final
-class TransposedBlocks(BlockForm):
-    """The blocks of the transposed layer."""
-
-    def __init__(self, inner: BlockForm, map_: LinearMap, device: torch.device) -> None:
-        self._inner, self._map, self._device = inner, map_, device
-        self.copies = inner.copies
-        self.block_shape = (inner.block_shape[1], inner.block_shape[0])
-        self.application_work = inner.application_work
-
-    def values(self) -> Tensor:
-        return self._inner.values()
-
-    def leading_rows(self, k: int) -> Tensor:
-        # The left vectors of the inner layer: images of its right ones.
-        rows = self._inner.leading_rows(k)
-        return self._map.adjoint(rows.to(self._device))

@@ -37,6 +37,7 @@ from spectralclip._operators.module_types import (
     DROPOUTS,
     TRANSPOSED,
     batch_norm_scale,
+    conv_paddings,
     describe,
     is_plain,
 )
@@ -167,17 +168,9 @@ def _likes_channels_last(weight: Tensor, in_shape: Shape) -> bool:
 
 def _conv(site: Site, layer: Any) -> LinearMap | None:
     weight, in_shape = site.weight(layer), site.source
-    axes = weight.ndim - 2
-    if len(in_shape) != axes + 1:
+    if len(in_shape) != weight.ndim - 1:
         return None
-    if layer.padding == "valid":
-        before = after = (0,) * axes
-    elif layer.padding == "same":
-        total = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
-        before = tuple(t // 2 for t in total)
-        after = tuple(t - t // 2 for t in total)
-    else:
-        before = after = tuple(layer.padding)
+    before, after = zip(*conv_paddings(layer), strict=True)
     geometry = ConvGeometry(
         layer.stride, layer.dilation, before, after, layer.groups, layer.padding_mode
     )

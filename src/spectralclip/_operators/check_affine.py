@@ -28,8 +28,7 @@ def check_affine(
 
     Args:
         layer: A module, an affine callable, or a sequence of them.
-        in_shape: Shape of one input, without the batch dimension; may be left out where the
-            layer knows it (`nn.Linear`).
+        in_shape: Shape of one input, as for `svds`.
         dtype: For layers without parameters: the precision to test in.
         device: For layers without parameters: where to test.
 
@@ -58,7 +57,8 @@ def require_affine(function: AffineFunction) -> None:
         alone = function(points[1:2].clone())
     if outputs.shape[0] != points.shape[0]:
         raise NotAffineError(f"{function.name} does not keep the batch dimension.")
-    _require_finite(function, outputs)
+    if not bool(torch.isfinite(outputs).all()):
+        raise ValueError(f"{function.name} makes NaN or infinite values from finite inputs.")
     if _defect(outputs) > _tolerance(function.dtype):
         raise NotAffineError(_blame(function, points))
     scale = outputs[1].abs().max() + outputs[0].abs().max()
@@ -73,10 +73,7 @@ def require_affine(function: AffineFunction) -> None:
 def is_linear_in(
     function: AffineFunction, names: Sequence[str], *, homogeneous: bool = False
 ) -> bool:
-    """Whether `M(W)` is affine in the parameters of these names together, for random changes.
-
-    With `homogeneous` it has to be linear: zero where the parameters are zero.
-    """
+    """Whether `M(W)` is affine in these parameters together; zero at zero where `homogeneous`."""
     generator = torch.Generator("cpu").manual_seed(0)
 
     def random(*shape: int) -> Tensor:
@@ -139,11 +136,6 @@ def _defect(values: Tensor) -> float:
         (small - _SMALL * x).norm() / (_SMALL * size + room).clamp_min(1e-300),
     ]
     return max(float(defect) for defect in defects)
-
-
-def _require_finite(function: AffineFunction, outputs: Tensor) -> None:
-    if not bool(torch.isfinite(outputs).all()):
-        raise ValueError(f"{function.name} makes NaN or infinite values from finite inputs.")
 
 
 def _blame(function: AffineFunction, points: Tensor) -> str:

@@ -59,6 +59,16 @@ def is_known_affine(layer: Any) -> bool:
     return is_plain(layer, *KNOWN_AFFINE)
 
 
+def conv_paddings(layer: Any) -> list[tuple[int, int]]:
+    """Padding at the low and at the high end of each axis of a convolution."""
+    if layer.padding == "valid":
+        return [(0, 0)] * len(layer.kernel_size)
+    if layer.padding == "same":
+        reach = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+        return [(size // 2, size - size // 2) for size in reach]
+    return [(pad, pad) for pad in layer.padding]
+
+
 def batch_norm_scale(variance: Tensor, eps: float, gamma: Tensor | None = None) -> Tensor:
     """`gamma / sqrt(variance + eps)`: what a batch norm multiplies each channel with."""
     scale = torch.rsqrt(variance + eps)

@@ -104,12 +104,8 @@ class LinearOperator:
     def pullback(self, u: Tensor, v: Tensor) -> dict[str, Tensor]:
         """The gradient of `<u, M(W) v>` in the parameters W, by name.
 
-        For batches, the gradient of the sum over the rows. Parameters on which `M` does not
-        depend, such as biases, get zeros.
-
-        Args:
-            u: An output vector, or a batch of them.
-            v: An input vector, or a batch of as many.
+        For batches of as many u and v, the gradient of the sum over the rows. Parameters on which
+        `M` does not depend, such as biases, get zeros.
         """
         if self._transposed:
             return self.adjoint().pullback(v, u)
@@ -138,18 +134,28 @@ class LinearOperator:
         self, u: Tensor, v: Tensor, values: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The sum of `<u_i, M(W) v_i>` for these parameter values, and its gradients in them."""
-        outputs, inputs = self._pairs(u, v)
+        function = self.function
+        if any(isinstance(stage.layer, torch.jit.ScriptModule) for stage in function.stages):
+            raise ValueError(
+                f"{self.name} is scripted: its parameters cannot be reached for a gradient. Use "
+                "the module that it was made from."
+            )
+        outputs, _ = self._batch(u, self.out_shape, "u")
+        inputs, _ = self._batch(v, self.in_shape, "v")
+        if outputs.shape[0] != inputs.shape[0]:
+            raise ValueError(
+                f"Expected as many u as v for {self.name}, got {outputs.shape[0]} and "
+                f"{inputs.shape[0]}."
+            )
         leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
         with torch.enable_grad():
-            value = torch.sum(outputs * self.function.linear_part(inputs, leaves))
+            value = torch.sum(outputs * function.linear_part(inputs, leaves))
         return value.detach(), gradients_in(value, leaves)
 
     def adjoint(self) -> LinearOperator:
         """The operator `M^T`, from `out_shape` to `in_shape`."""
-        flipped = [map_.transpose() for map_ in reversed(self.maps)]
-        return LinearOperator(
-            self.function, flipped, transposed=not self._transposed, scale=self._scale
-        )
+        maps, scale = [map_.transpose() for map_ in reversed(self.maps)], self._scale
+        return LinearOperator(self.function, maps, transposed=not self._transposed, scale=scale)
 
     # --- what the maps know ---
 
@@ -160,8 +166,8 @@ class LinearOperator:
         return merged[0].convolution if len(merged) == 1 else None
 
     def block_form(self) -> BlockForm | None:
-        """The operator as independent small matrices, where it is block diagonal."""
-        return self.maps[0].block_form(self.device) if len(self.maps) == 1 else None
+        """The operator, or its transpose, as small matrices, where it is block diagonal."""
+        return self.maps[0].block_form() if len(self.maps) == 1 else None
 
     def frobenius_sq(self) -> float | None:
         """`||M||_F^2`; None where it has no closed form."""
@@ -200,10 +206,7 @@ class LinearOperator:
         return float(self.forward_rows(row).abs().max()) / self._scale
 
     def to_dense(self) -> Tensor:
-        """The matrix `M` of shape `(m, n)`; for tests and small layers.
-
-        Both sides are flattened as torch flattens them.
-        """
+        """The matrix `M`, both sides flattened as torch does; for tests and small layers."""
         m, n = self.shape
         if m < n:
             return self.adjoint().to_dense().T.contiguous()
@@ -297,23 +300,6 @@ class LinearOperator:
         x = sent(x.detach(), self.device, self.dtype)
         return (x[None] if single else x), single
 
-    def _pairs(self, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Both sides as batches, for a gradient in the parameters."""
-        function = self.function
-        if any(isinstance(stage.layer, torch.jit.ScriptModule) for stage in function.stages):
-            raise ValueError(
-                f"{self.name} is scripted: its parameters cannot be reached for a gradient. Use "
-                "the module that it was made from."
-            )
-        outputs, _ = self._batch(u, self.out_shape, "u")
-        inputs, _ = self._batch(v, self.in_shape, "v")
-        if outputs.shape[0] != inputs.shape[0]:
-            raise ValueError(
-                f"Expected as many u as v for {self.name}, got {outputs.shape[0]} and "
-                f"{inputs.shape[0]}."
-            )
-        return outputs, inputs
-
 
 @plain_numerics()
 def as_operator(
@@ -371,9 +357,6 @@ def operator_at(
     """`M` at other parameter values, through the layer's own code; without any, as it is now.
 
     For layers that keep changing: what does not depend on the values is not checked again.
-
-    Raises:
-        ValueError: A running variance is not positive.
     """
     if values is None:
         moved = function.now()

@@ -71,6 +71,8 @@ class Exact(Solver):
         if form is None or form.value_count < k:
             return None
         rows = form.leading_rows(k).to(op.device, op.dtype)
+        if op.maps[0].is_transposed:  # its right vectors are images of those of the blocks
+            rows = op.maps[0].adjoint(rows)
         found = finish(op, orthonormal_rows(rows, rows[:0]), rule, 0)
         return found.first(k) if found.S.shape[0] >= k else None
 

@@ -1,13 +1,4 @@
-"""Solvers for the leading singular triplets of a `LinearOperator`.
-
-- `Lanczos`, the default: Krylov subspaces of `M^T M`. One vector at a time for the largest
-  value alone; for more, a block at least as wide as the number of values wanted, since a
-  narrower one misses copies of repeated values.
-- `PowerQR`, the paper's Algorithm 1.
-- `Exact`, in `exact`, which never iterates on the operator.
-
-Inside all work on flat rows in the layer's own layout.
-"""
+"""Iterative solvers for the leading singular triplets of a `LinearOperator`, on flat rows."""
 
 from __future__ import annotations
 
@@ -19,12 +10,19 @@ from typing import final
 import torch
 from torch import Tensor
 
-from spectralclip._linalg import LanczosRun, lengths, orthonormal_rows, rows_lq, tall_qr, wide
+from spectralclip._linalg import LanczosRun, lengths, rows_lq, wide
 from spectralclip._operators import LinearOperator
 from spectralclip._spectrum.start_vectors import filtered_row, has_fourier_modes, random_rows
 from spectralclip._spectrum.stopping import ROUNDING, STOPPING, StoppingRule
 from spectralclip._spectrum.subspace import KRYLOV, Subspace
-from spectralclip._spectrum.triplets import Spectrum, Triplets, Verdict, finish, margin
+from spectralclip._spectrum.triplets import (
+    Spectrum,
+    Triplets,
+    Verdict,
+    finish,
+    left_vectors,
+    margin,
+)
 
 
 class Solver(ABC):
@@ -90,15 +88,13 @@ class Lanczos(Solver):
     ) -> Spectrum:
         """Solve on the smaller side of the operator."""
         balanced, factor = op.balanced()
-        budget, spent = self.max_matvecs or 1000 + 200 * k, 0
         start = None if v0 is None else op.input_rows(v0)
         if op.shape[0] >= op.shape[1]:
-            found = self._solve(balanced, k, tol, start, generator, budget, spent)
+            found = self._solve(balanced, k, tol, start, generator, 0)
         else:
-            if start is not None:
-                start, spent = balanced.forward_rows(start), len(start)
-            found = self._solve(balanced.adjoint(), k, tol, start, generator, budget, spent)
-            found = found.swapped()
+            spent = 0 if start is None else len(start)
+            start = None if start is None else balanced.forward_rows(start)
+            found = self._solve(balanced.adjoint(), k, tol, start, generator, spent).swapped()
         return found.scaled(1 / factor).spectrum(op, _advice(found, tol))
 
     def _solve(
@@ -108,13 +104,12 @@ class Lanczos(Solver):
         tol: float,
         v0: Tensor | None,
         generator: torch.Generator,
-        budget: int,
         spent: int,
     ) -> Triplets:
         eps, n = torch.finfo(op.dtype).eps, op.shape[1]
         tol = max(tol, ROUNDING * eps)  # what the precision allows
         if k == 1 and v0 is None and n > KRYLOV.small:
-            return self._largest(op, tol, generator, budget)
+            return self._largest(op, tol, generator)
         wanted = min(k + 2, n) if n <= KRYLOV.small else k
         extra = max(3, 3 * k // 10) if self.oversampling is None else self.oversampling
         width = min(wanted + extra, n)
@@ -124,14 +119,14 @@ class Lanczos(Solver):
             rows = torch.cat([v0, rows[min(v0.shape[0], k) :]])
         safety = STOPPING.safety_small if n <= KRYLOV.small else STOPPING.safety
         rule = StoppingRule(tol, eps, width, safety)
-        found = self._leading(op, (k, wanted), rows, width, rule, generator, budget, spent)
-        return found.first(k)
+        return self._leading(op, (k, wanted), rows, width, rule, generator, spent).first(k)
 
-    def _largest(
-        self, op: LinearOperator, tol: float, generator: torch.Generator, budget: int
-    ) -> Triplets:
+    def _budget(self, k: int) -> int:
+        return self.max_matvecs or 1000 + 200 * k
+
+    def _largest(self, op: LinearOperator, tol: float, generator: torch.Generator) -> Triplets:
         """The three-term recurrence, which does not have to be reorthogonalized."""
-        limit = min(self.basis or KRYLOV.single_basis, op.shape[1], max(2, budget // 2))
+        limit = min(self.basis or KRYLOV.single_basis, op.shape[1], max(2, self._budget(1) // 2))
         safety = STOPPING.safety if has_fourier_modes(op) else STOPPING.safety_isolated
         rule = StoppingRule(tol, torch.finfo(op.dtype).eps, safety=safety)
         run = LanczosRun(op.gram_rows, filtered_row(op, generator), reorthogonalize=False)
@@ -158,7 +153,7 @@ class Lanczos(Solver):
         # The basis is full: go on from its best part.
         best, spent = run.rows(vectors[:, :4]), 2 * run.steps
         del run
-        return self._leading(op, (1, 1), best, len(best), rule, generator, budget, spent)
+        return self._leading(op, (1, 1), best, len(best), rule, generator, spent)
 
     def _leading(
         self,
@@ -168,7 +163,6 @@ class Lanczos(Solver):
         width: int,
         rule: StoppingRule,
         generator: torch.Generator,
-        budget: int,
         num_matvecs: int,
     ) -> Triplets:
         """Rayleigh-Ritz on a basis that grows by the residuals of what has not converged.
@@ -178,60 +172,21 @@ class Lanczos(Solver):
         those to look for.
         """
         n, (asked, k) = op.shape[1], counts
+        budget = self._budget(asked)
         blocks = KRYLOV.rough_blocks if rule.tol >= KRYLOV.rough_tol else KRYLOV.fine_blocks
         basis = self.basis or max(8 * blocks, blocks * width)
         room = min(n, max(basis, width + k, rows.shape[0] + 1))
-        space = Subspace(op, room, num_matvecs, generator)
-        _grow(space, op, k, rows, width, rule, generator, budget)
+        space = Subspace(op, room, width, rule, generator, num_matvecs)
+        space.grow(k, rows, budget)
         vectors, images = space.ritz(k)
-        beside, spent = space.beside(width), space.num_matvecs
-        found = finish(op, vectors, rule, spent, beside=beside, gram=images)
+        found = finish(op, vectors, rule, space.num_matvecs, beside=space.beside, gram=images)
         if found.first(asked).converged or found.num_matvecs + 3 * k >= budget:
             return found
         rows = space.ritz(width)[0]
         del space
-        space = Subspace(op, room, found.num_matvecs, generator, two_sided=True)
-        _grow(space, op, k, rows, width, rule, generator, budget)
-        return finish(op, space.ritz(k)[0], rule, space.num_matvecs, beside=space.beside(width))
-
-
-def _grow(
-    space: Subspace,
-    op: LinearOperator,
-    k: int,
-    rows: Tensor,
-    width: int,
-    rule: StoppingRule,
-    generator: torch.Generator,
-    budget: int,
-) -> None:
-    """Expand a subspace from some rows until its k leading triplets have converged."""
-    n, room = op.shape[1], space.room
-    fresh = orthonormal_rows(rows, space.vectors)
-    steps, open_ = 0, list(range(k))
-    while True:
-        if space.size + fresh.shape[0] < min(width, n):
-            more = random_rows(op, width, generator)
-            fresh = orthonormal_rows(torch.cat([fresh, more]), space.vectors)
-        space.expand(fresh[: room - space.size])
-        steps += 1
-        rows, open_ = space.unconverged(open_ or list(range(k)), width, rule)
-        if not open_:
-            # What converged first may have moved since.
-            rows, open_ = space.unconverged(list(range(k)), width, rule)
-        if space.size == n or space.num_matvecs + 3 * k >= budget:
-            return
-        if not open_ and steps >= KRYLOV.probe_steps:
-            return
-        if not open_:
-            # The first vector behind those wanted is a probe for what is still hidden.
-            after = list(range(k, min(space.size, k + 2 * width)))
-            rows = space.unconverged(after, width, rule)[0][:1]
-        if space.size + rows.shape[0] > room:
-            space.restart(min(max(k + width // 2, space.size // 2), room - rows.shape[0]))
-        fresh = orthonormal_rows(rows, space.vectors)
-        if fresh.shape[0] == 0:
-            fresh = orthonormal_rows(random_rows(op, 1, generator), space.vectors)
+        space = Subspace(op, room, width, rule, generator, found.num_matvecs, two_sided=True)
+        space.grow(k, rows, budget)
+        return finish(op, space.ritz(k)[0], rule, space.num_matvecs, beside=space.beside)
 
 
 def _advice(found: Triplets, tol: float) -> str:
@@ -299,24 +254,17 @@ class PowerQR(Solver):
         # Rounded down, so that it is a lower bound.
         diagonal = wide(L.diagonal().abs()) * (1 - margin(op))
         S, order = (diagonal - shift).clamp_min(0).sqrt().sort(descending=True)
-        found = self._judged(balanced, S * (factor / scale), _orthonormal(X)[order], tol)
+        S, V = (S * (factor / scale)).to(X), _orthonormal(X)[order]
+        U, residuals = left_vectors(balanced, balanced.forward_rows(V), S, V)
+        # A residual says that some value is near, not that it is the one of this rank.
+        errors = torch.maximum(residuals, tol * S) + 2 * margin(op) * S
+        verdict = Verdict(residuals, errors, residuals <= 2 * tol * S)
+        found = Triplets(S, U, V, 2 * len(S) * (self.iterations + 1), verdict)
         advice = (
             f"PowerQR's {self.iterations} iterations did not bring the residuals below "
             f"2 * tol = {2 * tol:g}. Go on with v0=spectrum.V, or use the default solver."
         )
         return found.scaled(1 / factor).spectrum(op, advice)
-
-    def _judged(self, op: LinearOperator, S: Tensor, V: Tensor, tol: float) -> Triplets:
-        images = op.forward_rows(V)
-        Q, triangle = tall_qr(images.T)
-        U = Q.T * torch.where(triangle.diagonal() < 0, -1.0, 1.0)[:, None]
-        S = S.to(V)
-        forward, backward = images - S[:, None] * U, op.adjoint_rows(U) - S[:, None] * V
-        residuals = torch.hypot(forward.norm(dim=1), backward.norm(dim=1))
-        # A residual says that some value is near, not that it is the one of this rank.
-        errors = torch.maximum(residuals, tol * S) + 2 * margin(op) * S
-        verdict = Verdict(residuals, errors, residuals <= 2 * tol * S)
-        return Triplets(S, U, V, 2 * len(S) * (self.iterations + 1), verdict)
 
 
 def _orthonormal(rows: Tensor) -> Tensor:

@@ -12,14 +12,14 @@ is out of reach.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
 from torch import Tensor
 
 from spectralclip._linalg import sent
-from spectralclip._operators import ConvGeometry, ConvMap, LinearMap, LinearOperator
+from spectralclip._operators import ConvMap, LinearMap, LinearOperator
 from spectralclip._spectrum.symbol_peak import (
     Torus,
     enough_points,
@@ -36,21 +36,17 @@ class StartConstants:
 
     Pairs of products are those for the norm to 1e-3, on average over 3x3 convolutions of 16, 32
     and 64 channels on 32, 24 and 16 pixels.
-
-    Attributes:
-        period: Side of the small torus; images of at least twice that are worth it.
-        filter_steps: Products with `M^T M` there: 28 pairs, 31 without any, 26 with twice as many.
-        noise: Share of plain noise: 27.5 pairs with 0.1, 28.5 with 1. More reaches what the torus
-            does not have.
-        off_the_peak: How far below its largest value the symbol's norm may be at the start.
-        peak_products: Products with the layer that the search for it may cost: it saves 50 to 130
-            (one to sixteen channels, 224 to 512 pixels a side).
     """
 
-    period: int = 8
+    period: int = 8  # side of the small torus; images of at least twice that are worth it
+    # Products with `M^T M` there: 28 pairs, 31 without any, 26 with twice as many.
     filter_steps: int = 16
+    # Share of plain noise: 27.5 pairs with 0.1, 28.5 with 1. It reaches what the torus has not.
     noise: float = 0.3
+    # How far below its largest value the symbol's norm may be at the start.
     off_the_peak: float = 5e-4
+    # Products with the layer that the search for it may cost: it saves 50 to 130 (one to sixteen
+    # channels, 224 to 512 pixels a side).
     peak_products: int = 20
 
 
@@ -107,8 +103,7 @@ def _leading_mode(map_: LinearMap) -> Tensor | None:
     """The Fourier mode at which the symbol's norm is largest; None where that is dear to find."""
     conv = map_.convolution
     assert conv is not None
-    product = conv.weight.numel() * math.prod(conv.target.shape[1:])
-    if most_work(conv, START.off_the_peak) > START.peak_products * product:
+    if most_work(conv, START.off_the_peak) > START.peak_products * conv.work:
         return None
     stride, dilation = conv.geometry.stride, conv.geometry.dilation
     points = enough_points(symbol_degrees(conv), START.off_the_peak)
@@ -124,11 +119,7 @@ def _leading_mode(map_: LinearMap) -> Tensor | None:
 
 
 def has_fourier_modes(op: LinearOperator) -> bool:
-    """Whether leading singular vectors are nearly Fourier modes: then a random start meets them.
-
-    Reflected and replicated borders have isolated vectors in their corners, which a random start
-    meets late.
-    """
+    """Whether leading vectors are nearly Fourier modes: reflected corners have isolated ones."""
     conv = op.maps[0].convolution if len(op.maps) == 1 else None
     return conv is not None and conv.geometry.mode in ("zeros", "circular")
 
@@ -147,16 +138,10 @@ def torus_map(map_: LinearMap) -> LinearMap | None:
         sides.append(period if size >= 2 * START.period else size - size % stride)
     if min(sides) < 1 or 4 * math.prod(sides) > math.prod(space):
         return None
-    extent = [
-        d * (k - 1) + 1 for d, k in zip(geometry.dilation, conv.weight.shape[2:], strict=True)
-    ]
     # On a torus of side a stride divides, there are side / stride windows.
-    after = tuple(
-        e - s - b for e, s, b in zip(extent, geometry.stride, geometry.before, strict=True)
-    )
-    wrapped = ConvGeometry(
-        geometry.stride, geometry.dilation, geometry.before, after, geometry.groups, "circular"
-    )
+    axes = zip(conv.extent, geometry.stride, geometry.before, strict=True)
+    after = tuple(extent - stride - before for extent, stride, before in axes)
+    wrapped = replace(geometry, after=after, mode="circular")
     shape = (conv.source.shape[0], *sides)
     torus = ConvMap(conv.weight, wrapped, shape, channels_last=conv.source.channels_last)
     return torus.transpose() if map_.is_transposed else torus

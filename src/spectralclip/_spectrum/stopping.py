@@ -13,28 +13,22 @@ from torch import Tensor
 @final
 @dataclass(frozen=True)
 class StoppingConstants:
-    """What the stopping rule is steered by, measured on random convolutions (docs/solvers.md).
+    """What the stopping rule is steered by, measured on random convolutions (docs/solvers.md)."""
 
-    Attributes:
-        rounding: Residuals of this many eps times the largest value are rounding. Layers of up to
-            4608 products a sum were seen to have eight.
-        judged_again: A pair is judged again when it is finished, with other rounding.
-        safety: Over `tol^(3/4)`, the residual up to which a gap is believed. With it, 1 of 192
-            runs for the norm had an error above 1.5 tol.
-        safety_isolated: The same for the norm of layers other than zero-padded or circular
-            convolutions: their corners have isolated vectors, which a random start meets late.
-        safety_small: The same where the smaller side is small: a missed value is far away there.
-        wide: Over `sqrt(tol)`, what a wide block of random vectors may stop at: it hides less.
-        wide_from: Blocks are wide from this width on, and fully so at twice that.
-    """
-
+    # Residuals of so many eps times the largest value are rounding: 4608 products a sum had eight.
     rounding: float = 20
-    judged_again: float = 1.05
+    judged_again: float = 1.05  # a pair is, when it is finished, with other rounding
+    # Over `tol^(3/4)`, the residual up to which a gap is believed. With it, 1 of 192 runs for the
+    # norm had an error above 1.5 tol.
     safety: float = 0.39
+    # The same for the norm of layers other than zero-padded or circular convolutions: their corners
+    # have isolated vectors, which a random start meets late.
     safety_isolated: float = 0.25
+    # The same where the smaller side is small: a missed value is far away there.
     safety_small: float = 0.1
+    # Over `sqrt(tol)`, what a wide block of random vectors may stop at: it hides less.
     wide: float = 0.17
-    wide_from: int = 12
+    wide_from: int = 12  # blocks are wide from this width on, and fully so at twice that
 
 
 STOPPING = StoppingConstants()

@@ -118,20 +118,16 @@ def spectral_norm(
     differentiable: bool = False,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The largest singular value of a layer: its Lipschitz constant.
+    """The largest singular value of a layer, its Lipschitz constant, as a scalar tensor.
 
     Args:
         layer: A module, a sequence of modules (their composition), or an affine callable.
-        in_shape: Shape of one input, without the batch dimension; may be left out where the
-            layer knows it (`nn.Linear`).
+        in_shape: Shape of one input, as for `svds`.
         tol: Relative accuracy.
         differentiable: Attach the value to the layer's parameters, for penalties. The
             gradient is that of `<u, M(W) v>` at the leading singular vectors, which is exact
             while the largest value is simple, and a subgradient otherwise.
         generator: Source of the random start; by default the same for each call.
-
-    Returns:
-        A scalar tensor.
 
     Warns:
         ConvergenceWarning: The tolerance was not reached.
@@ -165,8 +161,7 @@ def singular_values(
 
     Args:
         layer: A module, a sequence of modules (their composition), or an affine callable.
-        in_shape: Shape of one input, without the batch dimension; may be left out where the
-            layer knows it (`nn.Linear`).
+        in_shape: Shape of one input, as for `svds`.
 
     Raises:
         ValueError: The dense matrix would be too large; `svds` finds the leading values.

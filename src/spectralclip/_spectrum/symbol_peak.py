@@ -158,10 +158,7 @@ def symbol_peak(
 
 
 def large_value(torus: Torus) -> float:
-    """The norm of a symbol that is among the largest, at little cost.
-
-    Power steps tell which one of a few frequencies.
-    """
+    """The norm of a symbol among the largest, at little cost: of a few, as power steps tell."""
     rows, columns = torus.block_shape
     cells = _first_cells(torus, (1,) * len(torus.counts))
     few = max(1, min(16, CHUNK // max(rows * columns, torus.taps)))

@@ -13,7 +13,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from spectralclip._linalg import on_host, orthonormal_rows, rows_lq, sent, wide
+from spectralclip._linalg import on_host, orthonormal_rows, rows_lq, sent, tall_qr, wide
 from spectralclip._operators import LinearOperator, plain_numerics
 from spectralclip._spectrum.stopping import ROUNDING, StoppingRule
 
@@ -125,7 +125,6 @@ class Triplets:
         return self.verdict is not None and bool(self.verdict.accurate.all())
 
     def first(self, k: int) -> Triplets:
-        """The k leading ones."""
         verdict = self.verdict and Verdict(*(part[:k] for part in self.verdict))
         return replace(self, S=self.S[:k], U=self.U[:k], V=self.V[:k], verdict=verdict)
 
@@ -137,7 +136,6 @@ class Triplets:
         return replace(self, S=factor * self.S, verdict=verdict)
 
     def swapped(self) -> Triplets:
-        """The triplets of the transposed operator."""
         return replace(self, U=self.V, V=self.U)
 
     def spectrum(self, op: LinearOperator, advice: str) -> Spectrum:
@@ -147,9 +145,6 @@ class Triplets:
         U, V = op.output_tensor(self.U), op.input_tensor(self.V)
         advice = "" if self.converged else advice
         return Spectrum(self.S, U, V, residuals, errors, self.converged, self.num_matvecs, advice)
-
-
-# --- Finished ones --------------------------------------------------------------------------
 
 
 def margin(op: LinearOperator) -> float:
@@ -198,6 +193,14 @@ def finish(
     return assembled(op, S, rows, V, verdict, num_matvecs)
 
 
+def left_vectors(op: LinearOperator, images: Tensor, S: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
+    """Left vectors from the images `M V`, made orthonormal, and the residuals of the triplets."""
+    Q, triangle = tall_qr(images.T)
+    U = Q.T * torch.where(triangle.diagonal() < 0, -1.0, 1.0)[:, None]
+    forward, backward = images - S[:, None] * U, op.adjoint_rows(U) - S[:, None] * V
+    return U, torch.hypot(forward.norm(dim=1), backward.norm(dim=1))
+
+
 def assembled(
     op: LinearOperator, S: Tensor, U: Tensor, V: Tensor, verdict: Verdict, num_matvecs: int
 ) -> Triplets:
@@ -210,12 +213,7 @@ def assembled(
 
 
 def _judged(
-    op: LinearOperator,
-    S: Tensor,
-    V: Tensor,
-    back: Tensor,
-    rule: StoppingRule,
-    beside: float | None,
+    op: LinearOperator, S: Tensor, V: Tensor, back: Tensor, rule: StoppingRule, beside: float | None
 ) -> Verdict:
     """What triplets with `M v = s u` and `back = M^T u` are worth."""
     defects = back - S[:, None] * V

@@ -19,23 +19,18 @@ class RitzTracker:
     A refresh costs one `M x` and one `M^T y` for each vector x, and one `M` each for its residual
     and its last change. That is twice a power iteration's price, and takes the place of about ten
     of them: the change between two refreshes is small, and mostly in these directions.
-
-    Attributes:
-        vectors: Orthonormal rows; None before the first refresh.
-        changes: The last changes of these; None where there are none yet.
-        gain: By how much the first value has grown within the last refresh.
     """
 
     def __init__(self, width: int) -> None:
         self.width = width
-        self.vectors: Tensor | None = None
-        self.changes: Tensor | None = None
-        self.gain = 0.0
+        self.vectors: Tensor | None = None  # orthonormal rows
+        self.changes: Tensor | None = None  # the last changes of these
+        self.gain = 0.0  # by how much the first value has grown within the last refresh
         self._next: tuple[Tensor | None, Tensor | None] = None, None
 
     def start(self, rows: Tensor, changes: Tensor | None = None) -> None:
         """Begin from rows, which need not be orthonormal, and other directions to try."""
-        self.vectors, self.changes = _orthonormal(rows), changes
+        self.vectors, self.changes = tall_qr(rows.T)[0].T.contiguous(), changes
 
     def refresh(self, op: LinearOperator, others: Tensor | None = None) -> Triplets:
         """One Rayleigh-Ritz step on the layer as it is now, and on other rows, one product each.
@@ -85,7 +80,3 @@ def _ritz(gram: Tensor, squares: Tensor, count: int, floor: float) -> tuple[Tens
     values, mix = descending_eigh(whiten.T @ squares @ whiten)
     count = min(count, int(kept.sum()))
     return values[:count].clamp_min(0).sqrt(), whiten @ mix[:, :count]
-
-
-def _orthonormal(rows: Tensor) -> Tensor:
-    return tall_qr(rows.T)[0].T.contiguous()

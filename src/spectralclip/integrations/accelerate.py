@@ -56,9 +56,6 @@ def attach_accelerated(
         checkpoint: The name of the state's file in a checkpoint's folder; several attachments
             need different ones. None to leave checkpoints alone.
 
-    Returns:
-        An `Attachment`.
-
     Example:
         >>> import torch
         >>> from accelerate import Accelerator

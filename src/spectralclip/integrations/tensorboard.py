@@ -88,12 +88,7 @@ class NormLogger:
     """
 
     def __init__(
-        self,
-        writer: Writer,
-        attachment: Attachment,
-        *,
-        every: int = 50,
-        tag: str = "spectral_norm",
+        self, writer: Writer, attachment: Attachment, *, every: int = 50, tag: str = "spectral_norm"
     ) -> None:
         """Write nothing yet."""
         if every < 1:

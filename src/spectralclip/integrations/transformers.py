@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -103,7 +103,7 @@ class SpectralClipCallback(NormCallback, TrainerCallback):
         places = [Path(place) for place in named if isinstance(place, (str, Path))]
         files = [place / STATE_FILE for place in (*places, _folder(args, state))]
         now = _fingerprint(model)
-        for file in _existing(files):
+        for file in dict.fromkeys(filter(Path.is_file, files)):
             content = torch.load(file, map_location="cpu", weights_only=True)
             if content["weights"] == now:
                 run: dict[str, Any] = content["run"]
@@ -121,10 +121,6 @@ class SpectralClipCallback(NormCallback, TrainerCallback):
 def _folder(args: Any, state: Any) -> Path:
     """Where the Trainer keeps the checkpoint of this step."""
     return Path(args.output_dir) / f"checkpoint-{state.global_step}"
-
-
-def _existing(files: Iterable[Path]) -> list[Path]:
-    return [file for file in dict.fromkeys(files) if file.is_file()]
 
 
 def _fingerprint(model: nn.Module) -> Mapping[str, float]:

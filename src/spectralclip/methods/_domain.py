@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, final
+from typing import Any, ClassVar, TypeAlias, final, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +27,9 @@ from spectralclip._training import BatchNorm, Method
 DENSE = (nn.Linear,)
 WEIGHTED = (*DENSE, *CONVS, *TRANSPOSED)
 """Dense layers, convolutions and transposed ones: what has one weight, linear in it."""
+
+Source: TypeAlias = torch.Generator | None
+"""Of random vectors; None for the same in each call."""
 
 _REMEDY = "Leave the layer to another method, such as SpectralClip."
 
@@ -55,27 +57,36 @@ class OutsideDomain(ValueError):
 class DomainMethod(Method):
     """A method that says which layers it is defined for, and what it takes for their norm."""
 
+    # The types of layers it is defined for; none where it takes every affine one.
+    kinds: ClassVar[tuple[type[nn.Module], ...]] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse settings that make no sense: counts below one, numbers that are not positive."""
+        for name, kind in get_type_hints(type(self)).items():
+            if kind is int:
+                check_count(1, **{name: getattr(self, name)})
+            elif kind is float:
+                check_positive(**{name: getattr(self, name)})
+
     @classmethod
-    @abstractmethod
     def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
         """Why the method is not defined for a layer; empty if it is.
 
-        Args:
-            layer: A module, a sequence of modules, or a `FoundLayer`.
-            in_shapes: The shapes of its inputs.
-            settings: As `estimate` got them.
+        The layer is a module, a sequence of modules, or a `FoundLayer`; the settings are those that
+        `estimate` got.
         """
+        return why_not_plain(layer, *cls.kinds) if cls.kinds else ""
 
     @classmethod
-    @abstractmethod
-    def norm_of(
-        cls, module: Any, in_shape: Shape, generator: torch.Generator | None, **settings: Any
-    ) -> float:
+    def norm_of(cls, module: Any, in_shape: Shape, generator: Source, **settings: Any) -> float:
         """The estimate for a layer inside of the domain; `estimate` checks it."""
+        raise NotImplementedError
 
     def takes(self, layer: FoundLayer) -> bool:
-        """Layers inside the domain; others are left alone."""
-        return not self.why_not(layer, *layer.in_shapes)
+        """Layers inside the domain; where that is all that is affine, no norms or embeddings."""
+        if self.why_not(layer, *layer.in_shapes):
+            return False
+        return bool(self.kinds) or super().takes(layer)
 
     @classmethod
     @plain_numerics()
@@ -84,7 +95,7 @@ class DomainMethod(Method):
         module: Layer,
         in_shape: Shape,
         *,
-        generator: torch.Generator | None = None,
+        generator: Source = None,
         **settings: Any,
     ) -> float:
         """What the method takes for the norm of a layer.
@@ -132,12 +143,7 @@ def sole_module(layer: object) -> Any:
 
 
 def why_not_plain(layer: object, *types: type[nn.Module]) -> str:
-    """Why a layer is not one of these types with a weight of its own; empty if it is.
-
-    Args:
-        layer: A module, a sequence of modules, or a `FoundLayer`.
-        types: The types, as `WEIGHTED`, `CONVS` or `nn.Conv2d`.
-    """
+    """Why a layer is not one of these types with a weight of its own; empty if it is."""
     wanted = ", ".join(kind.__name__ for kind in types)
     module = sole_module(layer)
     if module is None:
@@ -160,14 +166,10 @@ def is_batch_norm(layer: object) -> bool:
 
 
 def reshaped_kernel(module: nn.Module, weight: Tensor | None = None) -> Tensor:
-    """The weight as a matrix, one row for each output channel, as `(c_out, c_in * taps)`.
+    """The weight, or another in its place, as a matrix with a row for each output channel.
 
     Groups stand one below the other: `(c_out, c_in / groups * taps)`. In a transposed convolution
     the output channels are the second axis, within a group.
-
-    Args:
-        module: A plain one of `WEIGHTED`.
-        weight: In place of the module's own.
     """
     kernel: Tensor = module._parameters["weight"] if weight is None else weight  # type: ignore[assignment]
     if isinstance(module, TRANSPOSED):

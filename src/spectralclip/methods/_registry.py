@@ -21,13 +21,10 @@ def available() -> list[str]:
 
 
 def get(name: str) -> type[Method]:
-    """A method by its name. Each can be made without arguments.
+    """The class of a method by its name; each can be called without arguments.
 
     Args:
         name: One of `available()`, the name of the file that the method is in.
-
-    Returns:
-        The class, to be called for a method with its default settings.
 
     Raises:
         ValueError: There is no method of this name.

@@ -43,29 +43,21 @@ class TrueNorm(nn.Module):
     vectors u and v and `G = A*(u v^T)`, which is also the gradient of sigma. The vectors, which are
     kept warm, and G are refreshed once the weight has changed: in training by the next forward
     pass, and by a call of `eval()`. In evaluation nothing is, and sigma is one inner product.
-
-    Attributes:
-        max_norm: The bound c.
-        iterations: Rounds of refreshing at most, until the norm rises no more.
-        direction: The matrix G.
-        draws: How many random vectors have been drawn.
-        sums: What the weight that the vectors are of is told by.
-        num_matvecs: Vectors sent through the layer so far.
     """
 
-    direction: Tensor
-    draws: Tensor
-    sums: Tensor
+    direction: Tensor  # the matrix G
+    draws: Tensor  # how many random vectors have been drawn
+    sums: Tensor  # what the weight that the vectors are of is told by
 
     def __init__(
-        self, module: nn.Module, in_shapes: Sequence[Shape], name: str, max_norm: float, seed: int
+        self, module: nn.Module, in_shapes: Sequence[Shape], max_norm: float, seed: int, rounds: int
     ) -> None:
         super().__init__()
-        self._layer = BareLayer(module, name)  # which is no module, so as not to hold one
+        self._layer = BareLayer(module)  # which is no module, so as not to hold one
         self._shapes, self._seed = tuple(in_shapes), seed
-        self.max_norm, self.iterations, self.num_matvecs = max_norm, 8, 0
+        self.max_norm, self.iterations, self.num_matvecs = max_norm, rounds, 0
         self._seen = 0, 0
-        weight = getattr(module, name).detach()
+        weight = self._layer.weight.detach()
         wide = torch.promote_types(weight.dtype, torch.float32)
         self.register_buffer("direction", torch.zeros_like(weight, dtype=wide))
         self.register_buffer("draws", torch.zeros((), dtype=torch.int64, device=weight.device))
@@ -82,7 +74,6 @@ class TrueNorm(nn.Module):
             raise OutsideDomain("Parametrize", module, NOT_LINEAR)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The weight as the layer is to use it."""
         if self._layer.is_bare:
             return weight
         if self.training:
@@ -105,11 +96,7 @@ class TrueNorm(nn.Module):
 
     @plain_numerics()
     def search(self) -> float:
-        """Search for the leading vectors anew, to 1e-3.
-
-        Returns:
-            The largest norm of the layer without the parametrization, over its input shapes.
-        """
+        """Search for the leading vectors anew, to 1e-3; the norm of the bare layer."""
         self._has_changed()
         best, direction = -1.0, self.direction
         for place, shape in enumerate(self._shapes):
@@ -123,12 +110,12 @@ class TrueNorm(nn.Module):
         self.direction.copy_(direction)
         return best
 
-    def remove_(self, *, search: bool = True) -> None:
+    def remove_(self, *, search: bool) -> None:
         """Leave a plain layer, after a last search for its norm."""
         if self._layer.is_parametrized:
             if search:
                 self.search()
-            self._layer.make_plain_()
+            make_plain_(self._layer.module, self._layer.order)
 
     @_disable_dynamo  # torch.compiler.disable would import the whole compiler right here
     @plain_numerics()
@@ -206,7 +193,7 @@ class TrueNorm(nn.Module):
 _SLOTS = ("__dict__", "__weakref__")
 
 
-def make_plain_(module: nn.Module, name: str, order: Sequence[str]) -> None:
+def make_plain_(module: nn.Module, order: Sequence[str]) -> None:
     """Leave the weight that a parametrization makes, with parameters in the order of before."""
     kind = type(module)
     # Copies of the module share the class that torch made of it, and would lose their weight
@@ -214,7 +201,7 @@ def make_plain_(module: nn.Module, name: str, order: Sequence[str]) -> None:
     own = {key: value for key, value in vars(kind).items() if key not in _SLOTS}
     module.__class__ = type(kind.__name__, kind.__bases__, own)
     with evaluation_mode([module]):
-        parametrize.remove_parametrizations(module, name)
+        parametrize.remove_parametrizations(module, "weight")
     # In the order of before, since optimizers number parameters by it.
     table = module._parameters
     for key in [*order, *(key for key in list(table) if key not in order)]:
@@ -222,8 +209,8 @@ def make_plain_(module: nn.Module, name: str, order: Sequence[str]) -> None:
             table[key] = table.pop(key)
 
 
-def scales_with(module: nn.Module, in_shape: Shape, name: str) -> bool:
-    """Whether the layer is linear in the weight of that name: twice the weight is twice the layer.
+def scales_with_weight(module: nn.Module, in_shape: Shape) -> bool:
+    """Whether the layer is linear in its weight: twice the weight is twice the layer.
 
     True as well of a layer that cannot be evaluated, as with NaN among its weights: who goes on to
     use it will say so better.
@@ -232,30 +219,28 @@ def scales_with(module: nn.Module, in_shape: Shape, name: str) -> bool:
         function = AffineFunction([module], in_shape)
     except ValueError:
         return True
-    return is_linear_in(function, [function.stages[0].parameters[name]], homogeneous=True)
+    return is_linear_in(function, [function.stages[0].parameters["weight"]], homogeneous=True)
 
 
 @final
 class BareLayer:
     """The layer `M(W)` for a weight W that the module itself no longer uses as it is.
 
-    Attributes:
-        is_bare: Whether the parametrization is to hand the weight on unchanged.
+    While it `is_bare`, the parametrization hands the weight on unchanged.
     """
 
-    def __init__(self, module: nn.Module, name: str) -> None:
-        self.module, self._name, self.is_bare = module, name, False
-        self._order = list(module._parameters)
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.is_bare = module, False
+        self.order = list(module._parameters)
         self._functions: dict[object, AffineFunction] = {}
 
     @property
     def weight(self) -> Tensor:
-        """The parameter itself."""
         module: Any = self.module
         if self.is_parametrized:
-            weight: Tensor = module.parametrizations[self._name].original
+            weight: Tensor = module.parametrizations["weight"].original
             return weight
-        return module._parameters[self._name]  # type: ignore[no-any-return]
+        return module._parameters["weight"]  # type: ignore[no-any-return]
 
     def operator(self, shape: Shape) -> LinearOperator:
         """The layer as it is now; of a plain one only the weight is read again."""
@@ -267,7 +252,6 @@ class BareLayer:
             return live_operator(self._functions[key])
 
     def pullback(self, op: LinearOperator, u: Tensor, v: Tensor) -> Tensor:
-        """The gradient of `<u, M(W) v>` in W."""
         weight = self.weight
         names = [name for name, one in op.function.parameters.items() if one is weight]
         with self._bare():
@@ -275,12 +259,7 @@ class BareLayer:
 
     @property
     def is_parametrized(self) -> bool:
-        """Whether the weight is made by a parametrization."""
-        return parametrize.is_parametrized(self.module, self._name)
-
-    def make_plain_(self) -> None:
-        """Remove the parametrization, leaving the weight that it makes."""
-        make_plain_(self.module, self._name, self._order)
+        return parametrize.is_parametrized(self.module, "weight")
 
     @contextmanager
     def _bare(self) -> Iterator[None]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, final
-
-from torch import nn
 
 from spectralclip._training import Method, MethodState, Sharing, warn
 from spectralclip.methods._domain import check_count, check_positive
-from spectralclip.methods._followed import FollowedLayer, Schedule
+from spectralclip.methods._followed import FollowedLayer
 from spectralclip.methods.paper_clip import PUBLISHED, PUBLISHED_WITHOUT_BATCH_NORM
 
 
@@ -141,14 +139,14 @@ class _Clipper(MethodState):
     def __init__(self, method: FastClip, sharing: Sharing, seed: int) -> None:
         super().__init__(method, sharing, seed)
         self._followed: dict[str, list[FollowedLayer]] = {}
+        composed = replace(method, lr=method.concat_lr, every=method.concat_every)
         for name, found in self.layers.items():
-            wholes = [found.modules] if len(found.modules) > 1 else []
-            parts = [(x, shape) for x in (*wholes, found.modules[:1]) for shape in found.in_shapes]
+            wholes = [(found.modules, composed)] if len(found.modules) > 1 else []
+            parts = [*wholes, (found.modules[:1], method)]
+            uses = [(*part, shape) for part in parts for shape in found.in_shapes]
             self._followed[name] = [
-                FollowedLayer(
-                    modules, shape, _schedule(method, modules), f"{seed}, {name}, {index}"
-                )
-                for index, (modules, shape) in enumerate(parts)
+                FollowedLayer(modules, shape, own, f"{seed}, {name}, {index}")
+                for index, (modules, own, shape) in enumerate(uses)
             ]
 
     @property
@@ -188,16 +186,3 @@ class _Clipper(MethodState):
         for name, saved in known.items():
             for each, state in zip(self._followed[name], saved, strict=True):
                 each.load_state(state)
-
-
-def _schedule(method: FastClip, modules: Sequence[nn.Module]) -> Schedule:
-    composed = len(modules) > 1
-    return Schedule(
-        method.concat_lr if composed else method.lr,
-        method.inner_steps,
-        method.concat_every if composed else method.every,
-        method.power_iterations,
-        method.shift,
-        raises=method.raises,
-        averaged=method.averaged,
-    )

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, final
 
-import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -15,16 +14,17 @@ from spectralclip._common import Shape, as_shape, positive_number
 from spectralclip._models import FoundLayer
 from spectralclip._operators import is_plain, plain_numerics
 from spectralclip._spectrum import spectral_norm
-from spectralclip._training import BatchNorm, Method, MethodState, Promise, Sharing
+from spectralclip._training import BatchNorm, MethodState, Promise, Sharing
 from spectralclip.methods._domain import (
     WEIGHTED,
     DomainMethod,
     OutsideDomain,
+    Source,
     affine_only,
     check_count,
     sole_module,
 )
-from spectralclip.methods._true_norm import TrueNorm, scales_with
+from spectralclip.methods._true_norm import TrueNorm, scales_with_weight
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -63,19 +63,17 @@ class Parametrize(DomainMethod):
     Example:
         >>> import torch
         >>> from spectralclip import attach, methods, spectral_norm
-        >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3), torch.nn.ReLU())
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> method, example = methods.get("parametrize")(), torch.zeros(1, 1, 9, 9)
-        >>> with attach(model, optimizer, example, method=method, max_norm=0.5):
-        ...     model(torch.randn(4, 1, 9, 9)).square().mean().backward()
-        ...     optimizer.step()
-        >>> bool(spectral_norm(model[0], (1, 9, 9)) < 0.501)
+        >>> conv, method = torch.nn.Conv2d(1, 8, 3), methods.get("parametrize")()
+        >>> with attach(conv, None, torch.zeros(1, 1, 9, 9), method=method, max_norm=0.5):
+        ...     pass  # train it here
+        >>> bool(spectral_norm(conv, (1, 9, 9)) < 0.501)
         True
     """
 
     iterations: int = 8
     check_every: int = 100
 
+    reparametrizes = True
     promises: ClassVar[tuple[Promise, ...]] = (Promise(margin=2e-3),)
 
     def __post_init__(self) -> None:
@@ -83,24 +81,14 @@ class Parametrize(DomainMethod):
         check_count(1, iterations=self.iterations)
         check_count(0, check_every=self.check_every)
 
-    @property
-    def reparametrizes(self) -> bool:
-        """Layers compute with other weights than their own."""
-        return True
-
-    @classmethod
-    def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
-        """Every affine layer has an estimate; others raise an error of their own."""
-        return ""
-
     def takes(self, layer: FoundLayer) -> bool:
         """Layers that are linear in a weight of their own; no batch norms or embeddings."""
         module = sole_module(layer)
-        if module is None or not Method.takes(self, layer):
+        if module is None or not super().takes(layer):
             return False
         if not isinstance(module._parameters.get("weight"), nn.Parameter):
             return False
-        return is_plain(module, *WEIGHTED) or scales_with(module, layer.in_shapes[0], "weight")
+        return is_plain(module, *WEIGHTED) or scales_with_weight(module, layer.in_shapes[0])
 
     def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Parametrize the layers, apart from frozen ones; what is above its bound is scaled."""
@@ -109,9 +97,7 @@ class Parametrize(DomainMethod):
         return state
 
     @classmethod
-    def norm_of(
-        cls, module: Any, in_shape: Shape, generator: torch.Generator | None, **settings: Any
-    ) -> float:
+    def norm_of(cls, module: Any, in_shape: Shape, generator: Source, **settings: Any) -> float:
         """The norm of the layer, to 1e-3."""
         with affine_only("Parametrize", module):
             return float(spectral_norm(module, in_shape, generator=generator))
@@ -134,11 +120,10 @@ class _Parametrized(MethodState):
 
     def parametrize(self, bounds: Mapping[str, float]) -> None:
         """Parametrize these layers, or none of them, if one is not finite or not linear."""
-        made = {}
+        made, iterations = {}, self.method.iterations
         for name, bound in bounds.items():
             layer = self.layers[name]
-            made[name] = TrueNorm(layer.modules[0], layer.in_shapes, "weight", bound, self.seed)
-            made[name].iterations = self.method.iterations
+            made[name] = TrueNorm(layer.modules[0], layer.in_shapes, bound, self.seed, iterations)
         for name, norm in made.items():
             parametrize.register_parametrization(self.layers[name].modules[0], "weight", norm)
         self._made |= made
@@ -178,7 +163,7 @@ class _Parametrized(MethodState):
 def true_spectral_norm(
     module: M, in_shape: Sequence[int], max_norm: float = 1.0, *, iterations: int = 8, seed: int = 0
 ) -> M:
-    """Bound the true norm of one layer by a parametrization of its weight.
+    """Bound the true norm of one layer by a parametrization of its weight; the module itself.
 
     In place of `torch.nn.utils.parametrizations.spectral_norm`; see `Parametrize`.
     `torch.nn.utils.parametrize.remove_parametrizations(module, "weight")` leaves the plain layer.
@@ -189,9 +174,6 @@ def true_spectral_norm(
         max_norm: The bound.
         iterations: Rounds of refreshing at most, in training, when the weight has changed.
         seed: For the random vectors that the search begins with.
-
-    Returns:
-        The module itself.
 
     Raises:
         OutsideDomain: The layer has no weight, is not linear in it alone, or is a batch norm.
@@ -213,7 +195,6 @@ def true_spectral_norm(
     if isinstance(module, BatchNorm):
         why = "its norm depends on the running variance, which moves while the weight is at rest"
         raise OutsideDomain("true_spectral_norm", module, why, "ClipBatchNorm holds batch norms.")
-    norm = TrueNorm(module, [as_shape(in_shape)], "weight", max_norm, seed)
-    norm.iterations = iterations
+    norm = TrueNorm(module, [as_shape(in_shape)], max_norm, seed, iterations)
     parametrize.register_parametrization(module, "weight", norm)
     return module

@@ -35,12 +35,9 @@ class AutogradMap(LinearMap):
     def _require_adjoint(self) -> None:
         """Raise unless the backward pass is the transpose of the forward pass."""
         function, generator = self._function, torch.Generator("cpu").manual_seed(1)
-        x, y = (
-            torch.randn(1, layout.size, generator=generator, device="cpu").to(
-                function.device, function.dtype
-            )
-            for layout in (self.source, self.target)
-        )
+        sizes = self.source.size, self.target.size
+        drawn = [torch.randn(1, size, generator=generator, device="cpu") for size in sizes]
+        x, y = (row.to(function.device, function.dtype) for row in drawn)
         image, adjoint = self.linearize(x)
         # In float64, since squares of extreme weights leave the range of float32.
         x, y, image, back = (row.cpu().double() for row in (x, y, image, adjoint(y)))

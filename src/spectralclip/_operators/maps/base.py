@@ -50,7 +50,6 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Length of a row."""
         return math.prod(self.shape)
 
     def length(self, axis: int) -> int:
@@ -65,29 +64,21 @@ class Layout:
 
 
 class LinearMap(ABC):
-    """A linear map on rows, with its transpose.
+    """A linear map on rows, with its transpose."""
 
-    Attributes:
-        source: How rows of inputs are read.
-        target: How rows of outputs are read.
-        weight: The tensor that the map is linear in, and consists of; None where there is none.
-        channel_factors: For a map that multiplies each channel by a number, these numbers.
-        is_identity: Whether the map changes no number; it may change the shape.
-        is_explicit: Whether the map has a form of its own, and is not a layer's code.
-        keeps_positions: Whether each number stays where it is, and only its size changes.
-        channel_axis: Which axis of the target the rows of `weight` are: the first, or -1 the last.
-        channel_groups: In how many equal runs of channels the map is block diagonal: 0 where each
-            channel stands alone, 1 where all may mix.
-    """
-
-    source: Layout
-    target: Layout
-    weight: Tensor | None = None
-    channel_factors: Tensor | None = None
-    is_identity: bool = False
-    is_explicit: bool = True
-    keeps_positions: bool = False
-    channel_axis: int = 0
+    source: Layout  # how rows of inputs are read
+    target: Layout  # how rows of outputs are read
+    weight: Tensor | None = None  # what the map is linear in, and consists of
+    channel_factors: Tensor | None = None  # of a map that multiplies each channel by a number
+    is_identity: bool = False  # whether it changes no number; it may change the shape
+    is_transposed: bool = False  # whether it is another one, read backwards
+    is_explicit: bool = True  # whether it has a form of its own, and is not a layer's code
+    keeps_positions: bool = False  # whether each number stays where it is, and its size changes
+    channel_axis: int = (
+        0  # of the target, which the rows of `weight` are: the first, or -1 the last
+    )
+    # In how many equal runs of channels the map is block diagonal: 0 where each channel stands
+    # alone, 1 where all may mix.
     channel_groups: int = 1
 
     # --- The two products ---
@@ -121,11 +112,6 @@ class LinearMap(ABC):
     # --- What the map knows of itself ---
 
     @property
-    def is_transposed(self) -> bool:
-        """Whether the map is another one, read backwards."""
-        return False
-
-    @property
     def convolution(self) -> ConvMap | None:
         """The convolution that the map is, or whose transpose it is."""
         return None
@@ -134,8 +120,8 @@ class LinearMap(ABC):
         """The gradients of `<u_i, M v_i>` in the weight, for flat rows: `(k, *weight.shape)`."""
         raise TypeError(f"{type(self).__name__} has no weight to take a gradient in.")
 
-    def block_form(self, device: torch.device) -> BlockForm | None:
-        """The map as independent small matrices, where it is block diagonal in known bases."""
+    def block_form(self) -> BlockForm | None:
+        """The map, or its transpose, as small matrices, where it is block diagonal."""
         return None
 
     def frobenius_sq(self) -> float | None:
@@ -150,10 +136,7 @@ class LinearMap(ABC):
         return torch.ones(rows, columns, dtype=torch.bool, device="cpu")
 
     def absolute_norm(self, device: torch.device) -> float:
-        """At least the 2-norm of the matrix `|M|`, with absolute values for its entries.
-
-        It is zero only if the map is. Here the Frobenius norm.
-        """
+        """At least the 2-norm of `|M|`, entrywise, zero only if M is; here the Frobenius norm."""
         unit = torch.eye(self.source.size, dtype=torch.float64, device=device)
         matrix = torch.cat([self.forward(part) for part in unit.split(256)])
         largest = float(matrix.abs().max())  # keeps the squares in range
@@ -168,6 +151,8 @@ class LinearMap(ABC):
 @final
 class TransposedMap(LinearMap):
     """A map read backwards."""
+
+    is_transposed = True
 
     def __init__(self, inner: LinearMap) -> None:
         self.inner = inner
@@ -194,21 +179,14 @@ class TransposedMap(LinearMap):
         return None if inner is None else TransposedMap(inner)
 
     @property
-    def is_transposed(self) -> bool:
-        return True
-
-    @property
     def convolution(self) -> ConvMap | None:
         return self.inner.convolution
 
     def weight_gradients(self, U: Tensor, V: Tensor) -> Tensor:
         return self.inner.weight_gradients(V, U)
 
-    def block_form(self, device: torch.device) -> BlockForm | None:
-        from spectralclip._operators.blocks import TransposedBlocks
-
-        inner = self.inner.block_form(device)
-        return None if inner is None else TransposedBlocks(inner, self, device)
+    def block_form(self) -> BlockForm | None:
+        return self.inner.block_form()
 
     def frobenius_sq(self) -> float | None:
         return self.inner.frobenius_sq()

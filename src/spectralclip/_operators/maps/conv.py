@@ -12,9 +12,9 @@ from torch import Tensor
 
 from spectralclip._common import Shape
 from spectralclip._linalg import on_host
-from spectralclip._operators.blocks import CircularBlocks, ListedBlocks, RepeatedBlocks
+from spectralclip._operators.blocks import BlockForm, CircularBlocks, RepeatedBlocks
 from spectralclip._operators.maps.base import Layout, LinearMap, geometric_mean_of_sums
-from spectralclip._operators.maps.padding import ConvGeometry, fold_axes, pad_axes, read_positions
+from spectralclip._operators.maps.padding import ConvGeometry, fold_axes, pad_axes
 
 _PRODUCTS: dict[int, tuple[Any, Any]] = {
     1: (F.conv1d, F.conv_transpose1d),
@@ -35,15 +35,14 @@ class ConvMap(LinearMap):
     ) -> None:
         self.weight, self.geometry = weight, geometry
         self.channel_groups = geometry.groups
-        kernel, space = weight.shape[2:], in_shape[1:]
-        padded = [n + a + b for n, a, b in zip(space, geometry.before, geometry.after, strict=True)]
-        extent = [d * (k - 1) + 1 for d, k in zip(geometry.dilation, kernel, strict=True)]
-        counts = [(n - e) // s + 1 for n, e, s in zip(padded, extent, geometry.stride, strict=True)]
+        paddings = zip(in_shape[1:], geometry.before, geometry.after, self.extent, strict=True)
+        free = [n + before + after - extent for n, before, after, extent in paddings]
+        counts = [room // s + 1 for room, s in zip(free, geometry.stride, strict=True)]
         # What a stride leaves over at the high end: the transpose has to make it again.
-        over = [(n - e) % s for n, e, s in zip(padded, extent, geometry.stride, strict=True)]
+        over = [room % s for room, s in zip(free, geometry.stride, strict=True)]
         self.source = Layout(in_shape, channels_last)
         self.target = Layout((weight.shape[0], *counts), channels_last)
-        self._axes = len(kernel)
+        self._axes = len(counts)
         # A sequence is an image of height one, so that it has a channels-last form too.
         self._lift = 1 if channels_last and self._axes == 1 else 0
         self._kernel = weight.unsqueeze(2) if self._lift else weight
@@ -122,36 +121,33 @@ class ConvMap(LinearMap):
     # --- What a convolution knows of itself ---
 
     @property
+    def extent(self) -> Shape:
+        """How many positions a window spans on each axis."""
+        axes = zip(self.geometry.dilation, self.weight.shape[2:], strict=True)
+        return tuple(d * (k - 1) + 1 for d, k in axes)
+
+    @property
     def has_separate_windows(self) -> bool:
         """Whether no two windows read the same position, as for 1x1 and kernel = stride."""
         geometry = self.geometry
         if any(geometry.before) or any(geometry.after):
             return False
-        axes = zip(
-            self.target.shape[1:],
-            geometry.stride,
-            geometry.dilation,
-            self.weight.shape[2:],
-            strict=True,
-        )
-        return all(count == 1 or s >= d * (k - 1) + 1 for count, s, d, k in axes)
+        axes = zip(self.target.shape[1:], geometry.stride, self.extent, strict=True)
+        return all(count == 1 or stride >= extent for count, stride, extent in axes)
 
     @property
     def is_on_torus(self) -> bool:
         """Whether the convolution is circular, with a stride that divides the image."""
-        return self.geometry.mode == "circular" and all(
-            side % stride == 0 and count == side // stride
-            for side, stride, count in zip(
-                self.source.shape[1:], self.geometry.stride, self.target.shape[1:], strict=True
-            )
-        )
+        sides = zip(self.target.shape[1:], self.geometry.stride, strict=True)
+        whole = tuple(count * stride for count, stride in sides)
+        return self.geometry.mode == "circular" and whole == self.source.shape[1:]
 
     @property
     def work(self) -> float:
         """Multiplications of one application."""
         return float(self.weight.numel() * math.prod(self.target.shape[1:]))
 
-    def block_form(self, device: torch.device) -> ListedBlocks | None:
+    def block_form(self) -> BlockForm | None:
         if self.has_separate_windows:
             return RepeatedBlocks(self, self.geometry.groups, math.prod(self.target.shape[1:]))
         return CircularBlocks(self) if self.is_on_torus else None
@@ -192,11 +188,7 @@ class ConvMap(LinearMap):
         windows = torch.arange(self.target.shape[1 + axis], device="cpu")[:, None]
         taps = torch.arange(self.weight.shape[2 + axis], device="cpu")
         padded = windows * geometry.stride[axis] + taps * geometry.dilation[axis]
-        before, after = geometry.before[axis], geometry.after[axis]
-        if geometry.mode == "zeros":
-            read = padded - before
-        else:
-            read = read_positions(geometry.mode, before, size, after)[padded]
+        read = geometry.read_positions(axis, size)[padded]
         return read, (read >= 0) & (read < size)
 
     def absolute_norm(self, device: torch.device) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spectralclip._common import Shape
 from spectralclip._linalg import sum_of_squares
-from spectralclip._operators.blocks import ListedBlocks, RepeatedBlocks
+from spectralclip._operators.blocks import BlockForm, RepeatedBlocks
 from spectralclip._operators.maps.base import Layout, LinearMap, geometric_mean_of_sums
 
 
@@ -29,14 +29,12 @@ class DenseMap(LinearMap):
         self.channel_groups = 0 if leading else 1
 
     def forward(self, rows: Tensor) -> Tensor:
-        return (rows.reshape(-1, self.weight.shape[1]) @ self.weight.T).reshape(
-            rows.shape[0], self.target.size
-        )
+        images = rows.reshape(-1, self.weight.shape[1]) @ self.weight.T
+        return images.reshape(rows.shape[0], self.target.size)
 
     def adjoint(self, rows: Tensor) -> Tensor:
-        return (rows.reshape(-1, self.weight.shape[0]) @ self.weight).reshape(
-            rows.shape[0], self.source.size
-        )
+        images = rows.reshape(-1, self.weight.shape[0]) @ self.weight
+        return images.reshape(rows.shape[0], self.source.size)
 
     def with_weight(self, weight: Tensor) -> LinearMap:
         return DenseMap(weight, self.leading)
@@ -52,7 +50,7 @@ class DenseMap(LinearMap):
         right = V.reshape(V.shape[0], -1, self.weight.shape[1])
         return left.mT @ right
 
-    def block_form(self, device: torch.device) -> ListedBlocks:
+    def block_form(self) -> BlockForm:
         return RepeatedBlocks(self, 1, math.prod(self.leading))
 
     def frobenius_sq(self) -> float | None:

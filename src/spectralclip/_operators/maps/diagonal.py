@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spectralclip._common import Shape
 from spectralclip._linalg import sum_of_squares
-from spectralclip._operators.blocks import ListedBlocks, RepeatedBlocks
+from spectralclip._operators.blocks import BlockForm, RepeatedBlocks
 from spectralclip._operators.maps.base import Layout, LinearMap
 
 
@@ -94,7 +94,7 @@ class DiagonalMap(LinearMap):
             factors = factors if more is None else factors * more
         return self.with_weight(factors)
 
-    def block_form(self, device: torch.device) -> ListedBlocks:
+    def block_form(self) -> BlockForm:
         return RepeatedBlocks(self, *self._sizes)
 
     def frobenius_sq(self) -> float | None:

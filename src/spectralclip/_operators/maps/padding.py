@@ -28,6 +28,17 @@ class ConvGeometry:
         """Whether the convolution itself can do the padding."""
         return self.mode == "zeros" and self.before == self.after
 
+    def read_positions(self, axis: int, n: int) -> Tensor:
+        """Where on an axis each padded position is read from; zeros lie outside."""
+        index = torch.arange(-self.before[axis], n + self.after[axis], device="cpu")
+        if self.mode == "circular":
+            return index.remainder(n)
+        if self.mode == "replicate":
+            return index.clamp(0, n - 1)
+        if self.mode == "reflect":
+            return (n - 1) - ((n - 1) - index.abs()).abs()
+        return index
+
 
 def pad_axes(x: Tensor, geometry: ConvGeometry) -> Tensor:
     """Pad the spatial axes of `(k, c, *space)`, keeping the order of the memory."""
@@ -38,7 +49,7 @@ def pad_axes(x: Tensor, geometry: ConvGeometry) -> Tensor:
             low, high = (_zeros_along(x, axis, size) for size in (before, after))
             x = torch.cat([low, x, high], axis)
         else:
-            index = read_positions(geometry.mode, before, x.shape[axis], after)
+            index = geometry.read_positions(axis - 2, x.shape[axis])
             x = x.index_select(axis, index.to(x.device))
     return x
 
@@ -47,16 +58,6 @@ def _zeros_along(x: Tensor, axis: int, size: int) -> Tensor:
     return torch.zeros_like(x.narrow(axis, 0, 1)).expand(
         *x.shape[:axis], size, *x.shape[axis + 1 :]
     )
-
-
-def read_positions(mode: str, before: int, n: int, after: int) -> Tensor:
-    """For each position of the padded axis, where in the axis its value comes from."""
-    index = torch.arange(-before, n + after, device="cpu")
-    if mode == "circular":
-        return index.remainder(n)
-    if mode == "replicate":
-        return index.clamp(0, n - 1)
-    return (n - 1) - ((n - 1) - index.abs()).abs()  # reflect
 
 
 def fold_axes(x: Tensor, geometry: ConvGeometry, space: Shape) -> Tensor:
@@ -68,7 +69,7 @@ def fold_axes(x: Tensor, geometry: ConvGeometry, space: Shape) -> Tensor:
         if geometry.mode == "zeros":
             x = x.narrow(axis, before, n)
             continue
-        index = read_positions(geometry.mode, before, n, after).to(x.device)
+        index = geometry.read_positions(axis - 2, n).to(x.device)
         if after < 0:  # on a torus smaller than the kernel's reach
             core = torch.zeros_like(x.narrow(axis, 0, 1)).repeat_interleave(n, axis)
             x = core.index_add_(axis, index, x)

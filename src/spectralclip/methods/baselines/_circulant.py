@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 import torch.nn.functional as F
@@ -15,21 +15,17 @@ from torch import Tensor, nn
 from spectralclip._common import Shape, as_shape
 from spectralclip._linalg import grid_kernel, grid_symbols, largest_singular_value
 from spectralclip._operators import CONVS, HALF_PRECISION
-from spectralclip._training import MethodState, Sharing
-from spectralclip.methods._domain import DENSE, DomainMethod, sole_module, why_not_plain
+from spectralclip._training import MethodState, Promise, Sharing
+from spectralclip.methods._domain import DENSE, DomainMethod, Source, sole_module, why_not_plain
 
 
-def why_not_circulant(layer: object, *in_shapes: Shape, strides: bool, wraps: bool = True) -> str:
+def why_not_circulant(
+    layer: object, *in_shapes: Shape, strides: bool = True, wraps: bool = True
+) -> str:
     """Why a layer is no plain convolution or dense layer on a torus; empty if it is.
 
     The padding is not asked for: the methods on a torus are published for circular padding, and
-    used for all.
-
-    Args:
-        layer: A module, a sequence of modules, or a `FoundLayer`.
-        in_shapes: The shapes of its inputs.
-        strides: Whether strides other than 1 are allowed.
-        wraps: Whether the kernel is laid onto the torus of the input, and has to fit.
+    used for all. Where the kernel `wraps` around the torus of the input, it has to fit.
     """
     reason = why_not_plain(layer, *DENSE, *CONVS)
     module = sole_module(layer)
@@ -94,14 +90,10 @@ class Torus:
     `(c_out, c_in * phases)`, and its singular values are those of the blocks. Where
     the padding shifts the kernel, blocks are multiplied by unitary matrices, which changes neither
     their values nor what clipping them does.
-
-    Attributes:
-        sides: Of the input; none for a dense layer, which is its own symbol.
-        stride: Divides the sides.
     """
 
-    sides: Shape
-    stride: Shape
+    sides: Shape  # of the input; none for a dense layer, which is its own symbol
+    stride: Shape  # divides the sides
 
     @staticmethod
     def of(module: Any, in_shape: Shape) -> Torus:
@@ -127,11 +119,7 @@ class Torus:
         return largest_singular_value(self.symbols(kernel)) if is_finite(kernel) else math.nan
 
     def clip(self, kernel: Tensor, bound: float) -> Tensor:
-        """Clip the singular values of every symbol, and cut the outcome down to the taps.
-
-        Returns:
-            The kernel itself if none is above the bound.
-        """
+        """Clip every symbol and cut the outcome down to the taps; itself if none is above."""
         U, S, Vh = torch.linalg.svd(self.symbols(kernel), full_matrices=False)
         if bool(S.max() <= bound):
             return kernel
@@ -143,6 +131,14 @@ class CirculantMethod(DomainMethod):
     """Clips all layers of a model every so many steps, and does nothing in between."""
 
     every: int
+    promises: ClassVar[tuple[Promise, ...]] = (
+        Promise(margin=1e-5, covers=loses_no_tap, settings={"every": 1}),
+    )
+
+    @classmethod
+    def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
+        """Dense layers and convolutions with one group and no dilation."""
+        return why_not_circulant(layer, *in_shapes)
 
     @abstractmethod
     def clipped(self, kernel: Tensor, torus: Torus, bound: float) -> Tensor:
@@ -153,9 +149,7 @@ class CirculantMethod(DomainMethod):
         return _Rounds(self, sharing, seed)
 
     @classmethod
-    def norm_of(
-        cls, module: Any, in_shape: Shape, generator: torch.Generator | None, **settings: Any
-    ) -> float:
+    def norm_of(cls, module: Any, in_shape: Shape, generator: Source, **settings: Any) -> float:
         """The largest singular value, as if the padding were circular."""
         sole = sole_module(module)
         return Torus.of(sole, in_shape).norm(kernel_of(sole))

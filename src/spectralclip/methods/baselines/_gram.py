@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from spectralclip._common import Shape
 from spectralclip._linalg import grid_kernel
-from spectralclip._operators import CONVS
+from spectralclip._operators import CONVS, conv_paddings
 from spectralclip.methods._domain import DENSE, check_count
 from spectralclip.methods.baselines._circulant import kernel_of, torus_symbols
 
@@ -34,14 +34,7 @@ def layer_bound(
     padding_form: PaddingForm = "circular",
     iterations: int | None = None,
 ) -> Tensor:
-    """The largest bound over the shapes of a layer's inputs, with a gradient in its weight.
-
-    Args:
-        module: A dense layer or a convolution.
-        in_shapes: The shapes of its inputs.
-        padding_form: Which bound to take for a convolution.
-        iterations: None for what is usual.
-    """
+    """The largest bound over the shapes of a layer's inputs, with a gradient in its weight."""
     kernel = kernel_of(module)
     usual = ITERATIONS["circular" if isinstance(module, DENSE) else padding_form]
     count = usual if iterations is None else iterations
@@ -56,35 +49,34 @@ def layer_bound(
 def gram_bounds(blocks: Tensor, iterations: int) -> Tensor:
     """Upper bounds on the norms of matrices, of at most `rank^(1 / 2^(t + 1))` times the norm.
 
-    Args:
-        blocks: `(f, m, n)`, real or complex.
-        iterations: t.
-
-    Returns:
-        `(f,)`, in the precision of the blocks.
+    From `(f, m, n)`, real or complex, to `(f,)`, in the same precision.
     """
-    if blocks.shape[-2] < blocks.shape[-1]:
+    blocks, logs = _squared(blocks, iterations, (-2, -1))
+    return _root(torch.linalg.matrix_norm(blocks), logs.flatten(), iterations)
+
+
+def _squared(blocks: Tensor, iterations: int, scaled: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """`G <- G G^H` on the smaller side, t times, and the logarithms of what it was divided by.
+
+    The axes in `scaled` are divided by one number. As it is multiplied with in the end, its
+    gradient would add up to zero.
+    """
+    if blocks.shape[-2] > blocks.shape[-1]:
         blocks = blocks.mH
-    # What is divided by is multiplied with in the end, so its gradient would add up to zero.
-    sizes = _positive(blocks.detach().abs().amax((-2, -1)))
+    sizes = _positive(blocks.detach().abs().amax(scaled, keepdim=True))
     logs = torch.zeros_like(sizes)
     for _ in range(iterations):
-        blocks = blocks / sizes[:, None, None]
-        blocks = blocks.mH @ blocks
+        blocks = blocks / sizes
+        blocks = blocks @ blocks.mH
         logs = 2 * (logs + sizes.log())
-        sizes = _largest(blocks).amax(-1)
-    norms = torch.linalg.matrix_norm(blocks)
-    return _root(norms, logs, iterations)
+        # The largest entries of Gram matrices are on their diagonals.
+        diagonal = blocks.detach().diagonal(dim1=-2, dim2=-1).real[..., None]
+        sizes = _positive(diagonal.amax(scaled, keepdim=True))
+    return blocks, logs
 
 
 def circular_bound(kernel: Tensor, sides: Shape, iterations: int) -> Tensor:
-    """The bound of 2023, for a convolution with circular padding and stride 1.
-
-    Args:
-        kernel: `(c_out, c_in, *taps)`.
-        sides: Of the image, none below the kernel's.
-        iterations: t.
-    """
+    """The bound of 2023, for circular padding and stride 1 on images not below the kernel."""
     blocks = _symbols(kernel, sides)
     with torch.no_grad():
         worst = gram_bounds(blocks, iterations).argmax()
@@ -100,38 +92,17 @@ def zero_padding_bound(kernel: Tensor, iterations: int) -> Tensor:
     convolutions are done at its frequencies. The norm of a symmetric matrix is at most the
     largest sum of magnitudes in a row, and those of a row are, at the borders some of, the
     taps of an output channel.
-
-    Either of `M M^T` and `M^T M` will do. Here it is the one with fewer channels, which costs less
-    and adds up shorter rows; the code of the authors takes the other.
-
-    Args:
-        kernel: `(c_out, c_in, *taps)`.
-        iterations: t, at least 1.
     """
-    if kernel.shape[0] > kernel.shape[1]:
-        kernel = kernel.transpose(0, 1)
     sides = tuple(2**iterations * (taps - 1) + 1 for taps in kernel.shape[2:])
-    blocks = _symbols(kernel, sides)
-    size = _positive(blocks.detach().abs().amax())
-    logs = torch.zeros_like(size)
-    for _ in range(iterations):
-        blocks = blocks / size
-        blocks = blocks @ blocks.mH
-        logs = 2 * (logs + size.log())
-        size = _largest(blocks).amax()
+    blocks, logs = _squared(_symbols(kernel, sides), iterations, (-3, -2, -1))
     taps = grid_kernel(blocks.unflatten(0, (*sides[:-1], -1)), sides, (1,) * len(sides))
     rows = taps.abs().flatten(1).sum(1)
-    return _root(rows.max(), logs, iterations)
+    return _root(rows.max(), logs.squeeze(), iterations)
 
 
 def _symbols(kernel: Tensor, sides: Shape) -> Tensor:
     """All symbols on a torus, `(f, c_out, c_in)`."""
     return torus_symbols(kernel, sides, (1,) * len(sides)).flatten(0, -3).contiguous()
-
-
-def _largest(grams: Tensor) -> Tensor:
-    """The diagonals of Gram matrices, where their largest entries are."""
-    return _positive(grams.detach().diagonal(dim1=-2, dim2=-1).real)
 
 
 def _root(norms: Tensor, logs: Tensor, iterations: int) -> Tensor:
@@ -150,10 +121,8 @@ def is_part_of_circulant(module: nn.Module) -> bool:
     if not isinstance(module, CONVS):
         return isinstance(module, DENSE)
     wraps = module.padding_mode == "circular"
-    if isinstance(module.padding, str):
-        return wraps or module.padding == "valid"
-    pairs = zip(module.kernel_size, module.padding, strict=True)
-    return all(2 * width <= (taps - 1 if wraps else 0) for taps, width in pairs)
+    axes = zip(module.kernel_size, conv_paddings(module), strict=True)
+    return all(low + high <= (taps - 1 if wraps else 0) for taps, (low, high) in axes)
 
 
 def pads_with_zeros(module: nn.Module) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, final
 
 import torch
@@ -20,16 +21,10 @@ from torch import Tensor, nn
 from spectralclip._common import Shape
 from spectralclip._linalg import grid_kernel, split_phases
 from spectralclip._models import FoundLayer
-from spectralclip._operators import CONVS
-from spectralclip.methods._domain import sole_module, why_not_plain
+from spectralclip._operators import conv_paddings
+from spectralclip.methods._domain import sole_module
 from spectralclip.methods.baselines._circulant import torus_symbols
-from spectralclip.methods.baselines._swap import (
-    Form,
-    OwnShape,
-    SwapMethod,
-    Transform,
-    why_not_its_own,
-)
+from spectralclip.methods.baselines._swap import Form, OwnShape, SwapMethod, Transform
 
 _SQUARINGS = 3  # until rounding is undone
 
@@ -53,58 +48,41 @@ class OrthogonalMethod(SwapMethod):
     @classmethod
     def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
         """Dense layers, and convolutions at one size of image that have a form on a torus."""
-        why = why_not_plain(layer, nn.Linear, *CONVS) or why_not_its_own(layer)
-        module = sole_module(layer)
+        why, module = super().why_not(layer), sole_module(layer)
         if why or _is_pointwise(module):
             return why
         if len(in_shapes) > 1:
             return f"it is made for one size of image, not for {len(in_shapes)}"
         return _why_not_periodic(module, in_shapes[0][1:])
 
-    @classmethod
-    def norm_of(
-        cls, module: Any, in_shape: Shape, generator: torch.Generator | None, **settings: Any
-    ) -> float:
-        """They never ask for a norm."""
-        raise NotImplementedError
-
     def form(self, layer: FoundLayer) -> Form:
         """The orthogonal layer."""
         module = sole_module(layer)
         if _is_pointwise(module):
-            return OwnShape(_Matrix(self.orthogonal, getattr(module, "groups", 1)))
+            return OwnShape(partial(_pointwise, self.orthogonal, getattr(module, "groups", 1)))
         sides = layer.in_shapes[0][1:]
         torus = self.torus(sides, module.kernel_size)
         spread = tuple(n // side for n, side in zip(sides, torus, strict=True))
         plain = spread == (1,) * len(spread)
-        before = tuple(low for low, _ in paddings(module))
+        before = tuple(low for low, _ in conv_paddings(module))
         if not plain:  # A tap moves to the nearest point that there is.
             before = tuple(k // 2 for k in module.kernel_size)
         dilation = module.dilation if plain else (1,) * len(spread)
-        return PeriodicForm(
-            layer.name,
-            self.orthogonal,
-            torus,
-            spread,
-            module.stride,
-            dilation,
-            before,
-            module.groups,
-        )
+        geometry = module.stride, dilation, before, module.groups
+        return PeriodicForm(layer.name, self.orthogonal, torus, spread, *geometry)
 
 
 def _is_pointwise(module: Any) -> bool:
     """Whether a layer is one matrix at each position: dense, or 1x1 without padding."""
     if isinstance(module, nn.Linear):
         return True
-    return math.prod(module.kernel_size) == 1 and not any(map(sum, paddings(module)))
+    return math.prod(module.kernel_size) == 1 and not any(map(sum, conv_paddings(module)))
 
 
 def _why_not_periodic(module: Any, sides: Shape) -> str:
     """Why there is no such layer on a torus; empty if there is."""
-    geometry = zip(
-        sides, module.kernel_size, module.stride, module.dilation, paddings(module), strict=True
-    )
+    slides = module.kernel_size, module.stride, module.dilation
+    geometry = zip(sides, *slides, conv_paddings(module), strict=True)
     for side, kernel, stride, dilation, (low, high) in geometry:
         count = (side + low + high - dilation * (kernel - 1) - 1) // stride + 1
         if side % stride or count * stride != side:
@@ -115,17 +93,10 @@ def _why_not_periodic(module: Any, sides: Shape) -> str:
     return ""
 
 
-@final
-@dataclass(frozen=True)
-class _Matrix:
+def _pointwise(orthogonal: Transform, groups: int, weight: Tensor) -> Tensor:
     """The weight of a dense layer or 1x1 convolution, made orthogonal in each group."""
-
-    orthogonal: Transform
-    groups: int
-
-    def __call__(self, weight: Tensor) -> Tensor:
-        matrices = weight.reshape(self.groups, -1, weight.shape[1])
-        return self.orthogonal(matrices).reshape(weight.shape)
+    matrices = weight.reshape(groups, -1, weight.shape[1])
+    return orthogonal(matrices).reshape(weight.shape)
 
 
 @final
@@ -134,25 +105,15 @@ class PeriodicForm(Form):
     """A convolution with circular padding whose symbols are made orthogonal.
 
     A stride is taken as its authors do: the input is cut into its phases, which become channels.
-
-    Attributes:
-        name: The layer's.
-        orthogonal: The function of the symbols.
-        sides: Of the torus that the kernel is on.
-        spread: How far apart its points lie on the image: the image's sides by `sides`.
-        stride: Of the convolution; one where `spread` is not.
-        dilation: Of the weight on the torus.
-        before: Padding of the weight at the low end.
-        groups: Of the convolution.
     """
 
-    name: str
-    orthogonal: Transform
-    sides: Shape
-    spread: Shape
-    stride: Shape
-    dilation: Shape
-    before: Shape
+    name: str  # the layer's
+    orthogonal: Transform  # the function of the symbols
+    sides: Shape  # of the torus that the kernel is on
+    spread: Shape  # how far apart its points lie on the image: the image's sides by `sides`
+    stride: Shape  # of the convolution; one where `spread` is not
+    dilation: Shape  # of the weight on the torus
+    before: Shape  # padding of the weight at the low end
     groups: int
 
     def linear(self, module: Any, weight: Tensor, x: Tensor) -> Tensor:
@@ -278,15 +239,6 @@ def nearer_unitary(x: Tensor) -> Tensor:
     return 1.5 * x - 0.5 * gram
 
 
-def paddings(module: Any) -> list[tuple[int, int]]:
-    """Padding at the low and at the high end of each axis of a convolution."""
-    if module.padding == "valid":
-        return [(0, 0)] * len(module.kernel_size)
-    if module.padding == "same":
-        return [(size // 2, size - size // 2) for size in _reach(module)]
-    return [(pad, pad) for pad in module.padding]
-
-
 def repetition(module: Any) -> str:
     """How a border puts some pixel into more windows than the kernel has taps; empty if not."""
     mode = getattr(module, "padding_mode", "zeros")
@@ -294,14 +246,10 @@ def repetition(module: Any) -> str:
         return f"padding_mode={mode!r}, which repeats pixels"
     if mode == "zeros":
         return ""
-    widths = zip(paddings(module), _reach(module), strict=True)
-    if any(low + high > reach for (low, high), reach in widths):
+    axes = zip(conv_paddings(module), module.dilation, module.kernel_size, strict=True)
+    if any(low + high > d * (k - 1) for (low, high), d, k in axes):
         return (
             f"a circular padding of {module.padding}, which is more than half the reach of the "
             "kernel and repeats outputs"
         )
     return ""
-
-
-def _reach(module: Any) -> list[int]:
-    return [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from spectralclip._clipping import clamp_batch_norm_
 from spectralclip._common import Shape, checked_generator
-from spectralclip._linalg import tall_qr
 from spectralclip._operators import Layer, LinearOperator, as_operator, plain_numerics
-from spectralclip._spectrum import ROUNDING, Spectrum, gaussian, warned
+from spectralclip._spectrum import ROUNDING, Spectrum, gaussian, left_vectors, warned
 from spectralclip._training import MethodState, Sharing, saved_vectors
 from spectralclip.methods._domain import (
     DomainMethod,
@@ -35,17 +34,10 @@ ITERATIONS, TOL = 500, 1e-6
 def power_method(
     gram: Callable[[Tensor], Tensor], start: Tensor, iterations: int, tol: float = 0.0
 ) -> tuple[Tensor, int]:
-    """Iterate `x <- M^T M x / ||M^T M x||`.
+    """Iterate `x <- M^T M x / ||M^T M x||`: the unit vector, and how many iterations there were.
 
-    Args:
-        gram: `M^T M` on a batch of one.
-        start: Where to begin.
-        iterations: At most so many.
-        tol: Stop once a step moves the unit vector by no more than this; zero for never.
-
-    Returns:
-        The unit vector, and how many iterations there were. A vector that the layer takes to zero
-        stays as it is.
+    It ends once a step moves the vector by no more than `tol`, if that is not zero. A vector that
+    the layer takes to zero stays as it is.
     """
     x = start / torch.linalg.vector_norm(start)
     for done in range(1, iterations + 1):
@@ -73,7 +65,6 @@ def power_norm(
 
 
 def random_start(op: LinearOperator, generator: torch.Generator | None) -> Tensor:
-    """A random batch of one input."""
     if generator is None:
         generator = torch.Generator("cpu").manual_seed(0)
     return gaussian(op, 1, op.shape[1], generator).reshape(1, *op.in_shape)
@@ -82,9 +73,7 @@ def random_start(op: LinearOperator, generator: torch.Generator | None) -> Tenso
 class PowerState(MethodState):
     """Layers whose norms are measured by the power method, from a vector for each input shape.
 
-    Attributes:
-        vectors: The latest vectors of each layer, where the start is warm.
-        num_matvecs: Vectors sent through layers or their transposes so far.
+    The latest vectors of each layer are kept where the start is warm.
     """
 
     def __init__(self, method: DomainMethod, sharing: Sharing, seed: int) -> None:
@@ -166,6 +155,8 @@ def virmaux_svds(
 ) -> Spectrum:
     """The k largest singular values by k runs of the power method, each deflated by those before.
 
+    A `Spectrum`, as from `svds`.
+
     Args:
         layer: A module, an affine callable, or a sequence of them.
         in_shape: Shape of one input.
@@ -173,9 +164,6 @@ def virmaux_svds(
         power_iterations: At most, for each.
         tol: A run ends once an iteration moves the unit vector by no more than this.
         generator: Source of the starts; by default the same for each call.
-
-    Returns:
-        A `Spectrum`, as from `svds`.
 
     Warns:
         ConvergenceWarning: Not all vectors have settled.
@@ -226,17 +214,14 @@ def _deflated(op: LinearOperator, found: Tensor) -> Callable[[Tensor], Tensor]:
 
 def _spectrum(op: LinearOperator, found: Tensor, num_matvecs: int) -> Spectrum:
     """What the vectors found are worth."""
-    images = op.matvec(found)
-    S, order = images.flatten(1).norm(dim=1).sort(descending=True)
-    V, images = found[order], images[order]
-    Q, triangle = tall_qr(images.flatten(1).T)
-    U = (Q.T * torch.where(triangle.diagonal() < 0, -1.0, 1.0)[:, None]).reshape(images.shape)
-    forward = images.flatten(1) - S[:, None] * U.flatten(1)
-    backward = op.rmatvec(U).flatten(1) - S[:, None] * V.flatten(1)
-    residuals = torch.hypot(forward.norm(dim=1), backward.norm(dim=1))
+    rows = op.input_rows(found)
+    images = op.forward_rows(rows)
+    S, order = images.norm(dim=1).sort(descending=True)
+    U, residuals = left_vectors(op, images[order], S, rows[order])
     # What is not to be told from zero is as accurate as it gets.
     zero = (residuals >= S) & (residuals <= ROUNDING * torch.finfo(S.dtype).eps * S[0])
     converged = bool(((residuals <= SETTLED * S) | zero).all())
     advice = "" if converged else "Take more power_iterations, or use svds."
     total = num_matvecs + 2 * len(S)
-    return Spectrum(S, U, V, residuals, residuals, converged, total, advice)
+    left = op.output_tensor(U)
+    return Spectrum(S, left, found[order], residuals, residuals, converged, total, advice)

@@ -11,9 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
+from spectralclip._operators import CONVS
 from spectralclip._training import MethodState, Promise, Sharing
-from spectralclip.methods._domain import DomainMethod
+from spectralclip.methods._domain import DENSE, DomainMethod
 
 Transform = Callable[[Tensor], Tensor]
 
@@ -54,10 +56,7 @@ class Swapped:
 
     So the module stays the same object, with its name, its hooks and its parameters, and the
     `state_dict` of the model has the same keys as before. Copies of the model get copies of this.
-
-    Attributes:
-        module: Whose `forward` it is.
-        bound: What the new layer, whose norm is at most one, is multiplied with.
+    The new layer, whose norm is at most one, is multiplied with the bound.
     """
 
     def __init__(self, module: nn.Module, form: Form, bound: float) -> None:
@@ -78,8 +77,7 @@ class Swapped:
     def export_(self) -> bool:
         """Make the module plain again, with the weight that does what was done here.
 
-        Returns:
-            Whether the weight has another shape than before.
+        Says whether that has another shape than before.
         """
         module = self.module
         if vars(module).get("forward") is not self:
@@ -100,21 +98,19 @@ class Swapped:
         return torch.promote_types(dtype, torch.float32)
 
 
-def why_not_its_own(layer: object) -> str:
-    """Why a layer's weight cannot be exchanged, as others have it too; empty if it can."""
-    shared = layer.shared if isinstance(layer, FoundLayer) else ()
-    return f"its weight is shared with {', '.join(shared)}" if shared else ""
-
-
 class SwapMethod(DomainMethod):
     """A method whose layers have a norm of at most their bound by construction."""
 
+    kinds = (*DENSE, *CONVS)
+    reparametrizes = True
     promises: ClassVar[tuple[Promise, ...]] = (Promise(margin=1e-5),)
 
-    @property
-    def reparametrizes(self) -> bool:
-        """Layers compute something else from their weights."""
-        return True
+    @classmethod
+    def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
+        """Dense layers and convolutions with a weight that no other layer has."""
+        shared = layer.shared if isinstance(layer, FoundLayer) else ()
+        reason = f"its weight is shared with {', '.join(shared)}" if shared else ""
+        return super().why_not(layer) or reason
 
     @abstractmethod
     def form(self, layer: FoundLayer) -> Form:
@@ -127,8 +123,6 @@ class SwapMethod(DomainMethod):
 
 @final
 class _Swaps(MethodState):
-    """The swapped layers of one model."""
-
     method: SwapMethod
 
     def __init__(self, method: SwapMethod, sharing: Sharing, bounds: Mapping[str, float]) -> None:

@@ -13,20 +13,13 @@ from torch import Tensor, nn
 from spectralclip._common import Shape
 from spectralclip._linalg import largest_singular_value
 from spectralclip._operators import CONVS
-from spectralclip._training import (
-    ConstrainedLayer,
-    MethodState,
-    Promise,
-    Sharing,
-    saved_vectors,
-)
+from spectralclip._training import ConstrainedLayer, MethodState, Promise, Sharing, saved_vectors
 from spectralclip.methods._domain import (
     DENSE,
     DomainMethod,
+    Source,
     check_count,
-    check_positive,
     sole_module,
-    why_not_plain,
 )
 from spectralclip.methods.baselines._orthogonal import repetition
 
@@ -76,13 +69,11 @@ class Cisse(DomainMethod):
     Example:
         >>> import torch
         >>> from spectralclip import attach, methods
-        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU())
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
-        >>> method = methods.get("cisse")(beta=0.2, share=1.0)
-        >>> with attach(model, optimizer, torch.zeros(1, 8), method=method):
-        ...     for _ in range(50):
-        ...         optimizer.step()
-        >>> W = model[0].weight.detach()
+        >>> layer, method = torch.nn.Linear(8, 4), methods.get("cisse")(beta=0.2, share=1.0)
+        >>> attachment = attach(layer, None, torch.zeros(1, 8), method=method)
+        >>> for _ in range(50):
+        ...     attachment.step()
+        >>> W = layer.weight.detach()
         >>> torch.allclose(W @ W.T, torch.eye(4), atol=1e-4)
         True
     """
@@ -90,6 +81,7 @@ class Cisse(DomainMethod):
     beta: float = 3e-4
     share: float = 0.3
 
+    kinds = (*DENSE, *CONVS)
     promises: ClassVar[tuple[Promise, ...]] = (
         Promise(
             steps=700,
@@ -100,24 +92,17 @@ class Cisse(DomainMethod):
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
-        check_positive(beta=self.beta, share=self.share)
+        super().__post_init__()
         if self.beta >= 1 or self.share > 1:
             given = f"{self.beta!r} and {self.share!r}"
             raise ValueError(f"beta must be below 1 and share at most 1, got {given}.")
-
-    @classmethod
-    def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
-        """Dense layers and convolutions."""
-        return why_not_plain(layer, *DENSE, *CONVS)
 
     def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin; weights stay as they are until the first step."""
         return _Retraction(self, sharing, seed)
 
     @classmethod
-    def norm_of(
-        cls, module: Any, in_shape: Shape, generator: torch.Generator | None, **settings: Any
-    ) -> float:
+    def norm_of(cls, module: Any, in_shape: Shape, generator: Source, **settings: Any) -> float:
         """The paper's bound `sqrt(t) ||W||`: from above, for the paddings of the promise."""
         kernels = ConstrainedLayer("", sole_module(module), None, ()).kernels()
         return math.sqrt(kernels.shape[-1]) * largest_singular_value(kernels.flatten(2))

@@ -14,7 +14,7 @@ from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
 from spectralclip._operators import plain_numerics
 from spectralclip._training import MethodState, Promise, Sharing, warn
-from spectralclip.methods._domain import DomainMethod, check_positive, sole_module
+from spectralclip.methods._domain import DomainMethod, Source, sole_module
 from spectralclip.methods.baselines._circulant import why_not_circulant
 from spectralclip.methods.baselines._gram import (
     PaddingForm,
@@ -95,7 +95,7 @@ class Delattre(DomainMethod):
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
-        check_positive(weight=self.weight)
+        super().__post_init__()
         check_form(self.padding_form, self.iterations)
         if self.use not in ("rescale", "penalty"):
             raise ValueError(f'use must be "rescale" or "penalty", got {self.use!r}.')
@@ -126,9 +126,7 @@ class Delattre(DomainMethod):
         return _Bounded(self, sharing, bounds)
 
     @classmethod
-    def norm_of(
-        cls, module: Any, in_shape: Shape, generator: torch.Generator | None, **settings: Any
-    ) -> float:
+    def norm_of(cls, module: Any, in_shape: Shape, generator: Source, **settings: Any) -> float:
         """The bound by Gram iteration, as if the stride were 1. Nothing here is random."""
         return float(layer_bound(sole_module(module), (in_shape,), **settings))
 

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-import torch
-
 from spectralclip._common import Shape
 from spectralclip._training import MethodState, Promise, Sharing
-from spectralclip.methods._domain import WEIGHTED, DomainMethod, check_count, why_not_plain
+from spectralclip.methods._domain import WEIGHTED, DomainMethod, Source
 from spectralclip.methods.baselines._power import PowerScaler, power_norm
 
 
@@ -37,8 +35,8 @@ class Farnia(DomainMethod):
     *Cost*: three matvecs a layer and step.
 
     *Known failure*: in the first steps the vector is still a random one, and the norm far above
-    the bound; later it lags behind weights that move fast. And a division lowers all singular
-    values where few are above the bound, which costs accuracy.
+    the bound; later it lags behind weights that move fast. Like `Gouk`, it lowers all singular
+    values where few are above the bound.
 
     Args:
         power_iterations: After each step.
@@ -46,40 +44,24 @@ class Farnia(DomainMethod):
     Example:
         >>> import torch
         >>> from spectralclip import attach, methods, spectral_norm
-        >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3, padding=1), torch.nn.ReLU())
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        >>> x = torch.randn(4, 1, 12, 12)
-        >>> with attach(
-        ...     model, optimizer, x, method=methods.get("farnia")(), max_norm=0.5
-        ... ) as attachment:
-        ...     for _ in range(100):
-        ...         optimizer.zero_grad()
-        ...         model(x).square().mean().backward()
-        ...         optimizer.step()
-        >>> bool(spectral_norm(model[0], (1, 12, 12)) < 0.505)
+        >>> conv, method = torch.nn.Conv2d(1, 8, 3), methods.get("farnia")()
+        >>> attachment = attach(conv, None, torch.zeros(1, 1, 12, 12), method=method, max_norm=0.5)
+        >>> for _ in range(100):
+        ...     attachment.step()
+        >>> bool(spectral_norm(conv, (1, 12, 12)) < 0.505)
         True
     """
 
     power_iterations: int = 1
 
+    kinds = WEIGHTED
     promises: ClassVar[tuple[Promise, ...]] = (Promise(steps=300, margin=5e-3),)
-
-    def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
-        check_count(1, power_iterations=self.power_iterations)
-
-    @classmethod
-    def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
-        """Dense layers and convolutions."""
-        return why_not_plain(layer, *WEIGHTED)
 
     def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin; weights stay as they are until the first step."""
         return PowerScaler(self, sharing, seed, self.power_iterations, warm=True)
 
     @classmethod
-    def norm_of(
-        cls, module: Any, in_shape: Shape, generator: torch.Generator | None, **settings: Any
-    ) -> float:
+    def norm_of(cls, module: Any, in_shape: Shape, generator: Source, **settings: Any) -> float:
         """By the power method from a random start, which following a layer at rest comes to."""
         return power_norm(module, in_shape, generator, **settings)

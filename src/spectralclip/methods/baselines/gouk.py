@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
-import torch
-
 from spectralclip._clipping import clamp_batch_norm_
 from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
@@ -16,10 +14,9 @@ from spectralclip._training import MethodState, Promise, Sharing
 from spectralclip.methods._domain import (
     WEIGHTED,
     DomainMethod,
-    check_count,
+    Source,
     is_batch_norm,
     sole_module,
-    why_not_plain,
 )
 from spectralclip.methods.baselines._power import PowerScaler, power_norm
 
@@ -62,14 +59,10 @@ class Gouk(DomainMethod):
     Example:
         >>> import torch
         >>> from spectralclip import attach, methods, spectral_norm
-        >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3, padding=1), torch.nn.ReLU())
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> x = torch.randn(4, 1, 12, 12)
-        >>> method = methods.get("gouk")(power_iterations=50)
-        >>> with attach(model, optimizer, x, method=method, max_norm=0.5) as attachment:
-        ...     model(x).square().mean().backward()
-        ...     optimizer.step()
-        >>> bool(spectral_norm(model[0], (1, 12, 12)) < 0.505)
+        >>> conv, method = torch.nn.Conv2d(1, 8, 3), methods.get("gouk")(power_iterations=50)
+        >>> attachment = attach(conv, None, torch.zeros(1, 1, 12, 12), method=method, max_norm=0.5)
+        >>> attachment.step()
+        >>> bool(spectral_norm(conv, (1, 12, 12)) < 0.505)
         True
     """
 
@@ -77,16 +70,13 @@ class Gouk(DomainMethod):
     warm: bool = False
     batch_norm: bool = True
 
+    kinds = WEIGHTED
     promises: ClassVar[tuple[Promise, ...]] = (Promise(settings={"power_iterations": 1000}),)
-
-    def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
-        check_count(1, power_iterations=self.power_iterations)
 
     @classmethod
     def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
         """Dense layers, convolutions, and batch norms with a scale and statistics."""
-        return "" if is_batch_norm(layer) else why_not_plain(layer, *WEIGHTED)
+        return "" if is_batch_norm(layer) else super().why_not(layer, *in_shapes)
 
     def takes(self, layer: FoundLayer) -> bool:
         """Batch norms only if asked for."""
@@ -97,9 +87,7 @@ class Gouk(DomainMethod):
         return PowerScaler(self, sharing, seed, self.power_iterations, warm=self.warm)
 
     @classmethod
-    def norm_of(
-        cls, module: Any, in_shape: Shape, generator: torch.Generator | None, **settings: Any
-    ) -> float:
+    def norm_of(cls, module: Any, in_shape: Shape, generator: Source, **settings: Any) -> float:
         """By the power method from a random start; of a batch norm, exactly."""
         if is_batch_norm(module):
             return clamp_batch_norm_(sole_module(module), math.inf)

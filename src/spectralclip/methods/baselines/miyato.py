@@ -18,10 +18,9 @@ from spectralclip._training import MethodState, Promise, Sharing
 from spectralclip.methods._domain import (
     WEIGHTED,
     DomainMethod,
-    check_count,
+    Source,
     reshaped_kernel,
     sole_module,
-    why_not_plain,
 )
 from spectralclip.methods._true_norm import make_plain_
 
@@ -83,30 +82,16 @@ class Miyato(DomainMethod):
 
     power_iterations: int = 1
 
+    kinds = WEIGHTED
+    reparametrizes = True
     promises: ClassVar[tuple[Promise, ...]] = (Promise(of="kernel", steps=100),)
-
-    def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
-        check_count(1, power_iterations=self.power_iterations)
-
-    @property
-    def reparametrizes(self) -> bool:
-        """Layers compute with other weights than their own."""
-        return True
-
-    @classmethod
-    def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
-        """Dense layers and convolutions with a weight of their own."""
-        return why_not_plain(layer, *WEIGHTED)
 
     def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Parametrize the layers that training moves."""
         return _Normalized(self, sharing, bounds, seed)
 
     @classmethod
-    def norm_of(
-        cls, module: Any, in_shape: Shape, generator: torch.Generator | None, **settings: Any
-    ) -> float:
+    def norm_of(cls, module: Any, in_shape: Shape, generator: Source, **settings: Any) -> float:
         """The norm of the reshaped kernel, whatever the `in_shape`."""
         return largest_singular_value(reshaped_kernel(sole_module(module)).detach())
 
@@ -207,4 +192,4 @@ class _Normalized(MethodState):
         # The last one scales a weight that several layers share: it has to be within all bounds.
         for name in sorted(self._made, key=lambda name: -float(self._made[name][1].bound)):
             del self._made[name]
-            make_plain_(self.layers[name].modules[0], "weight", self._orders[name])
+            make_plain_(self.layers[name].modules[0], self._orders[name])

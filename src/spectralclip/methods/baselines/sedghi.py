@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from torch import Tensor
 
 from spectralclip._common import Shape
-from spectralclip._training import Promise
-from spectralclip.methods._domain import check_count
-from spectralclip.methods.baselines._circulant import (
-    CirculantMethod,
-    Torus,
-    loses_no_tap,
-    why_not_circulant,
-)
+from spectralclip.methods.baselines._circulant import CirculantMethod, Torus, why_not_circulant
 
 
 @final
@@ -72,13 +65,6 @@ class Sedghi(CirculantMethod):
 
     every: int = 100
     projections: int = 1
-    promises: ClassVar[tuple[Promise, ...]] = (
-        Promise(margin=1e-5, covers=loses_no_tap, settings={"every": 1}),
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
-        check_count(1, every=self.every, projections=self.projections)
 
     @classmethod
     def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:

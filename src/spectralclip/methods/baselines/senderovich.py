@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import final
 
 import torch
 from torch import Tensor
 
-from spectralclip._common import Shape
-from spectralclip._training import Promise
 from spectralclip.methods._domain import check_count
-from spectralclip.methods.baselines._circulant import (
-    CirculantMethod,
-    Torus,
-    loses_no_tap,
-    why_not_circulant,
-)
+from spectralclip.methods.baselines._circulant import CirculantMethod, Torus
 
 
 @final
@@ -40,10 +33,8 @@ class Senderovich(CirculantMethod):
     cores; here each round first replaces the kernel by the nearest such train, up to a factor of
     sqrt(2), which never raises the norm. Dense layers are not compressed.
 
-    *Domain*: convolutions on any number of axes with one group and no dilation, and an image
-    not smaller than the kernel; dense layers, as one tap on one pixel. The theory is for circular
-    padding; layers with another one are taken for circular, and sides that the
-    stride does not divide are rounded up, both as the authors do.
+    *Domain*: as of `Sedghi`, with any stride; sides that it does not divide are rounded up, as the
+    authors do.
 
     *Promise*: `estimate` is exact for circular padding where the output's side is the input's,
     divided by the stride. Dense layers and convolutions whose windows do not overlap are clipped
@@ -52,9 +43,8 @@ class Senderovich(CirculantMethod):
     *Cost*: `(n / s)^2` singular value decompositions of `c_out x s^2 c_in` matrices for
     images of `n x n`, half of them by symmetry, in each round, and the values once more.
 
-    *Known failure*: as for `Sedghi`: cutting down to the taps raises the norm again, the
-    circulant norm is not that of other paddings, and between rounds nothing holds the norm. A
-    small `tt_rank` costs accuracy.
+    *Known failure*: as of `Sedghi`: cutting down to the taps raises the norm again. A small
+    `tt_rank` costs accuracy.
 
     Attributes:
         every: Steps of the optimizer from one round to the next; 100 in the paper's experiments.
@@ -76,20 +66,12 @@ class Senderovich(CirculantMethod):
 
     every: int = 100
     tt_rank: int | None = None
-    promises: ClassVar[tuple[Promise, ...]] = (
-        Promise(margin=1e-5, covers=loses_no_tap, settings={"every": 1}),
-    )
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
-        check_count(1, every=self.every)
+        super().__post_init__()
         if self.tt_rank is not None:
             check_count(1, tt_rank=self.tt_rank)
-
-    @classmethod
-    def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
-        """Dense layers and convolutions with one group and no dilation."""
-        return why_not_circulant(layer, *in_shapes, strides=True)
 
     def clipped(self, kernel: Tensor, torus: Torus, bound: float) -> Tensor:
         """Clip, compressed if asked for, and cut down."""
@@ -107,15 +89,9 @@ class Senderovich(CirculantMethod):
 def tensor_train(kernel: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
     """A kernel as a tensor train with orthonormal outer cores, by two truncated SVDs.
 
-    The distance to the kernel is at most sqrt(2) times the best possible one.
-
-    Args:
-        kernel: `(c_out, c_in, *taps)`.
-        rank: Of both outer cores, where there are more channels.
-
-    Returns:
-        `left (c_out, r)`, `core (r, s, *taps)` and `right (c_in, s)`, with
-        `kernel[o, i] ~ sum left[o, r] core[r, s] right[i, s]`.
+    They are `left (c_out, r)`, `core (r, s, *taps)` and `right (c_in, s)`, with
+    `kernel[o, i] ~ sum left[o, r] core[r, s] right[i, s]`. The distance to the kernel is at most
+    sqrt(2) times the best possible one.
     """
     unfolded = kernel.transpose(0, 1).flatten(1)
     right = torch.linalg.svd(unfolded, full_matrices=False).U[:, :rank]

@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-import torch
-
 from spectralclip._common import Shape
-from spectralclip._models import FoundLayer
 from spectralclip._operators import as_operator
-from spectralclip._training import Method, MethodState, Sharing
-from spectralclip.methods._domain import DomainMethod, check_count, check_positive
+from spectralclip._training import MethodState, Sharing
+from spectralclip.methods._domain import DomainMethod, Source
 from spectralclip.methods.baselines._power import (
     ITERATIONS,
     MOST_ITERATIONS,
@@ -62,10 +59,9 @@ class Virmaux(DomainMethod):
         >>> import torch
         >>> from spectralclip import attach, methods
         >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         >>> method = methods.get("virmaux")(every=1)
-        >>> with attach(model, optimizer, torch.zeros(1, 8), method=method) as attachment:
-        ...     optimizer.step()
+        >>> attachment = attach(model, None, torch.zeros(1, 8), method=method)
+        >>> attachment.step()
         >>> true = torch.linalg.matrix_norm(model[0].weight, 2)
         >>> bool(abs(attachment.norms()["0"] - true) < 1e-3)
         True
@@ -74,34 +70,14 @@ class Virmaux(DomainMethod):
     every: int = 100
     power_iterations: int = ITERATIONS
     tol: float = TOL
-
-    def __post_init__(self) -> None:
-        """Refuse settings that make no sense."""
-        check_count(1, every=self.every, power_iterations=self.power_iterations)
-        check_positive(tol=self.tol)
-
-    @property
-    def moves_weights(self) -> bool:
-        """It only watches."""
-        return False
-
-    @classmethod
-    def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:
-        """Every affine layer; what is not raises an error of its own."""
-        return ""
-
-    def takes(self, layer: FoundLayer) -> bool:
-        """All but batch norms and embeddings."""
-        return Method.takes(self, layer)
+    moves_weights = False
 
     def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin to watch."""
         return _Watch(self, sharing, seed)
 
     @classmethod
-    def norm_of(
-        cls, module: Any, in_shape: Shape, generator: torch.Generator | None, **settings: Any
-    ) -> float:
+    def norm_of(cls, module: Any, in_shape: Shape, generator: Source, **settings: Any) -> float:
         """The largest singular value of any affine layer, or of a composition."""
         usual = {"power_iterations": MOST_ITERATIONS, "tol": SETTLED}
         found = virmaux_svds(module, in_shape, generator=generator, **(settings or usual))
