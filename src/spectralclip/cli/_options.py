@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from spectralclip.cli._example_inputs import SYNTAX
-from spectralclip.cli._input_files import FLAG, GIB, LARGEST_TEXT, LARGEST_WEIGHTS
+from spectralclip.cli._input_files import FLAG, GIB, LARGEST_TEXT, LARGEST_WEIGHTS, in_bytes
 from spectralclip.cli._limits import FailOn
 from spectralclip.cli._model_source import FORMS
 
@@ -118,6 +118,7 @@ LargestFile = Annotated[
     typer.Option(
         FLAG,
         metavar="GIB",
+        callback=in_bytes,
         help=f"The largest file to read: by default {LARGEST_WEIGHTS / GIB:g} GiB for weights and "
         f"exported programs, {LARGEST_TEXT / GIB:g} GiB for text.",
     ),
