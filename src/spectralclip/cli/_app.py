@@ -154,7 +154,7 @@ def audit(
     found = replace(found, model=model)
     write_result(found, html, json, notes)
     if estimates:
-        layers = compare_estimates(source.model, example, estimators(), found=found, seed=seed)
+        layers = compare_estimates(source.model, example, estimators(), found, seed=seed)
         _output.show_estimates(layers)
     if fail_above is not None:
         complaints, remarks = verdict(found, fail_above, fail_on or [FailOn.chains])
