@@ -94,14 +94,6 @@ def gelu(node: Node) -> float:
     return GELU_TANH if node.argument("approximate") == "tanh" else GELU
 
 
-def ordered_factor(node: Node, source: Shape) -> float:
-    """Sorting, or taking some of the sorted numbers, moves them closer together, not apart.
-
-    `logsumexp` has the weights of a softmax for its gradient, whose length is at most one.
-    """
-    return 1.0
-
-
 def running_factor(node: Node, source: Shape) -> tuple[float, str]:
     """Results up to each entry, all of which may be the same one."""
     return math.sqrt(_size(node, source)), "each result may be the same entry"
@@ -212,11 +204,6 @@ def statistics_factor(node: Node, source: Shape) -> tuple[float, str]:
     return largest / math.sqrt(eps), f"by its eps of {eps:g} alone, where all entries are alike"
 
 
-def training_batch_norm(node: Node, flow: Flow, norms: Norms) -> Rule:
-    """It uses the statistics of its input, whatever running ones it is given to update."""
-    return by_factor(statistics_factor)(node, flow, norms)
-
-
 def batch_norm(node: Node, flow: Flow, norms: Norms) -> Rule:
     """Affine where it uses its running statistics, which are constants."""
     variance = node.argument("running_var")
@@ -251,14 +238,12 @@ def normalize_factor(node: Node, source: Shape) -> tuple[float, str]:
 
 
 def _put_counts(node: Node, zeros: Tensor) -> Tensor:
-    one = torch.ones((), dtype=zeros.dtype, device=zeros.device)
-    return torch.index_put(zeros, node.argument("indices"), one, accumulate=True)
+    return torch.index_put(zeros, node.argument("indices"), zeros.new_ones(()), accumulate=True)
 
 
 def _scatter_counts(node: Node, zeros: Tensor) -> Tensor:
     index = node.argument("index")
-    ones = torch.ones(index.shape, dtype=zeros.dtype, device=zeros.device)
-    return zeros.scatter_add(node.argument("dim"), index, ones)
+    return zeros.scatter_add(node.argument("dim"), index, zeros.new_ones(index.shape))
 
 
 def _copy_counts(node: Node, zeros: Tensor) -> Tensor:
@@ -266,8 +251,7 @@ def _copy_counts(node: Node, zeros: Tensor) -> Tensor:
     shape = list(zeros.shape)
     if shape:
         shape[dim] = index.numel()
-    ones = torch.ones(shape, dtype=zeros.dtype, device=zeros.device)
-    return zeros.index_add(dim, index, ones)
+    return zeros.index_add(dim, index, zeros.new_ones(shape))
 
 
 def _written_once(counts: Callable[[Node, Tensor], Tensor]) -> RuleOf:

@@ -95,25 +95,21 @@ class Flow:
 
     def needed(self) -> set[int]:
         """The nodes on which the output depends."""
-        found: set[int] = set()
-        queue = [len(self.nodes) - 1]
-        while queue:
-            index = queue.pop()
-            if index not in found:
-                found.add(index)
-                queue.extend(self.nodes[index].inputs)
-        return found
+        return self._before(len(self.nodes) - 1, set())
 
     def between(self, base: int, end: int) -> list[Node]:
         """The nodes after `base` that lead up to `end`, in order; all ways must begin at `base`."""
-        found: set[int] = {base}
+        return [self.nodes[index] for index in sorted(self._before(end, {base}) - {base})]
+
+    def _before(self, end: int, found: set[int]) -> set[int]:
+        """The nodes that lead up to one, itself included, and those that were found before."""
         queue = [end]
         while queue:
             index = queue.pop()
             if index not in found:
                 found.add(index)
                 queue.extend(self.nodes[index].inputs)
-        return [self.nodes[index] for index in sorted(found - {base})]
+        return found
 
 
 def signature(function: Any) -> Iterator[tuple[str, Any]]:

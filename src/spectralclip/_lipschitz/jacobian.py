@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, final
 
@@ -141,9 +141,8 @@ def local_norms(
 
 def _norm(op: LinearOperator, tol: float, seed: int) -> float:
     """The norm of an operator, from below."""
-    solver: Solver = Lanczos(max_matvecs=_SETTINGS.max_matvecs)
-    if min(op.shape) <= _SETTINGS.dense_side:
-        solver = Exact()
+    small = min(op.shape) <= _SETTINGS.dense_side
+    solver: Solver = Exact() if small else Lanczos(max_matvecs=_SETTINGS.max_matvecs)
     generator = torch.Generator("cpu").manual_seed(seed)
     spectrum = leading_spectrum(op, 1, tol=tol, solver=solver, generator=generator)
     return float(spectrum.S[0]) * (1 - rounding_margin(op.dtype))
@@ -163,11 +162,8 @@ class _Point:
         self._model = model
         leaves, self._structure = tree_flatten((list(args), dict(kwargs)))
         self._leaves = [x.detach() if isinstance(x, Tensor) else x for x in leaves]
-        self._places = [
-            place
-            for place, x in enumerate(self._leaves)
-            if isinstance(x, Tensor) and x.is_floating_point()
-        ]
+        tensors = [(at, x) for at, x in enumerate(leaves) if isinstance(x, Tensor)]
+        self._places = [at for at, x in tensors if x.is_floating_point()]
         if not self._places:
             raise NothingToDifferentiateError(
                 f"{describe(model)} has no input of floating-point numbers: there is no Jacobian, "
@@ -176,7 +172,7 @@ class _Point:
         if nudge is not None:
             generator = torch.Generator("cpu").manual_seed(nudge)
             for place in self._places:
-                self._leaves[place] = _nudged(self._leaves[place], generator)
+                self._leaves[place] = nudged(self._leaves[place], _SETTINGS.nudge, generator)
         self.inputs: list[Tensor] = [self._leaves[place] for place in self._places]
         self.dtype, self.device = self.inputs[0].dtype, self.inputs[0].device
         self._graph: tuple[list[Tensor], Tensor] | None = None
@@ -284,10 +280,8 @@ class _Point:
     @contextmanager
     def _running(self) -> Iterator[None]:
         """As in evaluation, drawing the same random numbers each time, and leaving no trace."""
-        with ExitStack() as stack:
-            stack.enter_context(in_evaluation(self._model))
-            # The only kind of attention that can be differentiated twice.
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        # The only kind of attention that can be differentiated twice.
+        with in_evaluation(self._model), sdpa_kernel(SDPBackend.MATH):
             torch.manual_seed(0)  # what is drawn here is put back by `left_as_it_was`
             yield
 
@@ -307,10 +301,11 @@ class _JacobianMap(LinearMap):
         return torch.stack([self._point.adjoint(row) for row in rows])
 
 
-def _nudged(x: Tensor, generator: torch.Generator) -> Tensor:
+def nudged(x: Tensor, by: float, generator: torch.Generator) -> Tensor:
+    """The tensor, each number moved at random, relative to how large they are."""
     size = float(wide(x).square().mean().sqrt()) if x.numel() else 0.0
     noise = torch.randn(x.shape, generator=generator, device="cpu").to(x)
-    return x + _SETTINGS.nudge * (size or 1.0) * noise
+    return x.detach() + by * (size or 1.0) * noise
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

@@ -65,19 +65,17 @@ class Operation:
     drawn: bool  # whether factors drawn at random may be among its constants
 
 
-def _op(
+def _each(
+    names: str,
     rule: RuleOf,
     settings: str = "",
     data: str = "self",
     outputs: tuple[int, ...] | None = (0,),
     drawn: bool = False,
-) -> Operation:
-    return Operation(rule, tuple(data.split()), tuple(settings.split()), outputs, drawn)
-
-
-def _each(names: str, *entry: Any, **more: Any) -> dict[str, Operation]:
+) -> dict[str, Operation]:
     """The same entry for several operations."""
-    return dict.fromkeys(names.split(), _op(*entry, **more))
+    entry = Operation(rule, tuple(data.split()), tuple(settings.split()), outputs, drawn)
+    return dict.fromkeys(names.split(), entry)
 
 
 _SCALES = "output_size scales scales_d scales_h scales_w scale_factors"
@@ -86,6 +84,10 @@ _MEAN = "kernel_size stride padding ceil_mode count_include_pad divisor_override
 _CONVOLUTION = "stride padding dilation transposed output_padding groups"
 _TUNING = "benchmark deterministic cudnn_enabled allow_tf32"
 _STATISTICS = "weight bias running_mean running_var training momentum eps"
+# Sorting, or taking some of the sorted numbers, moves them closer together, not apart. `logsumexp`
+# has the weights of a softmax for its gradient, whose length is at most one.
+_ORDERED = by_factor(lambda node, source: 1.0)
+_BY_STATISTICS = by_factor(factors.statistics_factor)
 
 TABLE: dict[str, Operation] = {
     # Each output is another input or a constant.
@@ -160,8 +162,7 @@ TABLE: dict[str, Operation] = {
         data="self input",
     ),
     # Linear in each of some arguments, of which only one may depend on the input.
-    **_each("mul", scaled, data="self other"),
-    **_each("div", scaled, data="self other"),
+    **_each("mul div", scaled, data="self other"),
     **_each("mm bmm", product_of("self", "mat2"), data="self mat2"),
     **_each("mv", product_of("self", "vec"), data="self vec"),
     **_each("dot", product_of("self", "tensor"), data="self tensor"),
@@ -203,9 +204,8 @@ TABLE: dict[str, Operation] = {
     **_each("clamp_min", compared, data="self min"),
     **_each("clamp_max", compared, data="self max"),
     # Functions of each number by itself.
-    **_each("relu tanh abs sin cos atan asinh", pointwise(1.0)),
+    **_each("relu tanh abs sin cos atan asinh log_sigmoid_forward", pointwise(1.0)),
     **_each("softsign tanhshrink", pointwise(1.0), data="input"),
-    **_each("log_sigmoid_forward", pointwise(1.0)),
     **_each("hardtanh", pointwise(1.0), "min_val max_val"),
     **_each("softshrink", pointwise(1.0), "lambd"),
     **_each("nan_to_num", pointwise(1.0), "nan posinf neginf"),
@@ -231,12 +231,11 @@ TABLE: dict[str, Operation] = {
     **_each("pow", pointwise(factors.power), "exponent"),
     **_each("native_dropout", pointwise(factors.dropout), "p train", data="input", drawn=True),
     # Along axes.
-    **_each("max min median nanmedian", by_factor(factors.ordered_factor), "dim keepdim"),
-    **_each("amax amin logsumexp", by_factor(factors.ordered_factor), "dim keepdim"),
-    **_each("aminmax", by_factor(factors.ordered_factor), "dim keepdim", outputs=(0, 1)),
-    **_each("sort", by_factor(factors.ordered_factor), "dim descending stable"),
-    **_each("topk", by_factor(factors.ordered_factor), "k dim largest sorted"),
-    **_each("kthvalue", by_factor(factors.ordered_factor), "k dim keepdim"),
+    **_each("max min median nanmedian amax amin logsumexp", _ORDERED, "dim keepdim"),
+    **_each("aminmax", _ORDERED, "dim keepdim", outputs=(0, 1)),
+    **_each("sort", _ORDERED, "dim descending stable"),
+    **_each("topk", _ORDERED, "k dim largest sorted"),
+    **_each("kthvalue", _ORDERED, "k dim keepdim"),
     **_each("cummax cummin logcumsumexp", by_factor(factors.running_factor), "dim"),
     **_each("_softmax", by_factor(factors.softmax_factor), "dim half_to_float"),
     **_each("_safe_softmax", by_factor(factors.softmax_factor), "dim dtype"),
@@ -262,7 +261,8 @@ TABLE: dict[str, Operation] = {
         _STATISTICS,
         data="input",
     ),
-    **_each("_batch_norm_with_update", factors.training_batch_norm, _STATISTICS, data="input"),
+    # It takes the statistics of its input, whatever running ones it is given to update.
+    **_each("_batch_norm_with_update", _BY_STATISTICS, _STATISTICS, data="input"),
     **_each(
         "cudnn_batch_norm miopen_batch_norm",
         factors.batch_norm,
@@ -271,16 +271,11 @@ TABLE: dict[str, Operation] = {
     ),
     **_each(
         "native_layer_norm _fused_rms_norm rms_norm",
-        by_factor(factors.statistics_factor),
+        _BY_STATISTICS,
         "normalized_shape weight bias eps",
         data="input",
     ),
-    **_each(
-        "native_group_norm",
-        by_factor(factors.statistics_factor),
-        "weight bias N C HxW group eps",
-        data="input",
-    ),
+    **_each("native_group_norm", _BY_STATISTICS, "weight bias N C HxW group eps", data="input"),
 }
 """All that the bound accepts."""
 

@@ -50,7 +50,7 @@ class Memories:
 
     def fill(self, tensor: Tensor) -> None:
         """Note that a tensor that depends on the input lies there."""
-        if self._of(tensor) is None:
+        if not self.known(tensor):
             self._start(tensor, filled=True)
 
     def write(self, tensor: Tensor, node: int | None) -> None:
@@ -356,8 +356,5 @@ class Recording:
 
     def tags_of(self, arguments: Any) -> frozenset[str]:
         """What the numbers of the constants among arguments come from."""
-        found: frozenset[str] = frozenset()
-        for leaf in leaves(arguments):
-            if isinstance(leaf, Tensor):
-                found |= self._tags.get(leaf, frozenset())
-        return found
+        tensors = [leaf for leaf in leaves(arguments) if isinstance(leaf, Tensor)]
+        return frozenset[str]().union(*(self._tags.get(tensor, ()) for tensor in tensors))
