@@ -8,7 +8,7 @@ few functions that are more than the sum of their operations, and sees numbers l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -177,29 +177,6 @@ class Operations(OperationsMode):
                 self._recording.put(tensor, self._recording.unseen(tensor), write=True)
 
 
-@final
-class State:
-    """Modules as they are now, to be compared with later on."""
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        parts = {part for module in modules for part in module.modules()}
-        self._known = {part: _state(part) for part in parts}
-        # What makes a name belong to another object must not be taken for the same one.
-        self._held = [tensor for part in parts for tensor in _tensors(part)]
-
-    def holds(self, module: nn.Module) -> bool:
-        """Whether a module computes what it did, as far as its state goes."""
-        return all(
-            part in self._known and _same(self._known[part], _state(part))
-            for part in module.modules()
-        )
-
-
-def _tensors(part: nn.Module) -> list[Tensor]:
-    tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
-    return [tensor for table in tables for tensor in table.values() if tensor is not None]
-
-
 def _state(part: nn.Module) -> dict[str, Any]:
     """The attributes of a module by name, its tensors by where they lie."""
     own: dict[str, Any] = {
@@ -231,12 +208,8 @@ def _same(before: dict[str, Any], now: dict[str, Any]) -> bool:
 def _equal(first: Any, second: Any) -> bool:
     if first is second or first is _SHARDED:
         return True
-    if isinstance(first, Tensor) or isinstance(second, Tensor):
-        return False
-    if type(first) is not type(second):
-        return False
     plain = (bool, int, float, str, tuple, list, torch.dtype, torch.device)
-    return isinstance(first, plain) and bool(first == second)
+    return type(first) is type(second) and isinstance(first, plain) and bool(first == second)
 
 
 @final
@@ -245,7 +218,10 @@ class Calls:
 
     def __init__(self, recording: Recording, whole: Mapping[nn.Module, str]) -> None:
         self._recording, self._whole = recording, whole
-        self._state = State(whole)
+        parts = {part for module in whole for part in module.modules()}
+        self._known = {part: _state(part) for part in parts}
+        # As long as tensors are held, no other object takes their identity.
+        self._held = [[*part._parameters.values(), *part._buffers.values()] for part in parts]
         self._running: list[Any] = []  # what modules that are at work were called with
 
     @contextmanager
@@ -260,11 +236,18 @@ class Calls:
         recording, noted = self._recording, None
         recording.path.append(recording.flow.names[module])
         # Its norm is taken afterwards, when what the model has changed of it has been put back.
-        if module in self._whole and not recording.inside and self._state.holds(module):
+        if module in self._whole and not recording.inside and self._is_unchanged(module):
             noted = recording.noted((args, kwargs))
             noted = noted if _follows(noted) else None
         self._running.append(noted)
         recording.inside += noted is not None
+
+    def _is_unchanged(self, module: nn.Module) -> bool:
+        """Whether a module computes what it did, as far as its state goes."""
+        return all(
+            part in self._known and _same(self._known[part], _state(part))
+            for part in module.modules()
+        )
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         recording, noted = self._recording, self._running.pop()

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -49,13 +46,6 @@ RECIPES = (
 )
 
 
-class Trained(NamedTuple):
-    """A network, and how long its training took."""
-
-    model: nn.Module
-    seconds: float
-
-
 def small_network(seed: int, width: int = 32) -> nn.Sequential:
     """A convolutional network with batch norm for 28x28 digits, with weights made from the seed."""
     with torch.random.fork_rng(devices=[]):
@@ -74,9 +64,8 @@ def small_network(seed: int, width: int = 32) -> nn.Sequential:
 
 def train(
     recipe: Recipe, images: Tensor, labels: Tensor, *, epochs: int, seed: int, width: int = 32
-) -> Trained:
+) -> nn.Module:
     """Train the network by a recipe; the same weights at first and batches for each recipe."""
-    started = time.perf_counter()
     model = small_network(seed, width)
     optimizer = torch.optim.SGD(model.parameters(), lr=recipe.rate, momentum=0.9)
     batches = -(-len(images) // BATCH)
@@ -84,28 +73,29 @@ def train(
         optimizer, recipe.rate, total_steps=epochs * batches
     )
     generator = torch.Generator().manual_seed(seed)
-    with _clipped(recipe, model, images[:1], optimizer, seed):
-        model.train()
-        for _ in range(epochs):
-            for batch in torch.randperm(len(images), generator=generator).split(BATCH):
-                scores = recipe.sharpness * model(images[batch])
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(scores, labels[batch]).backward()
-                optimizer.step()
-                rates.step()
-        model.eval()
-    return Trained(model, time.perf_counter() - started)
+    attachments = _attached(recipe, model, optimizer, images[:1], seed)
+    model.train()
+    for _ in range(epochs):
+        for batch in torch.randperm(len(images), generator=generator).split(BATCH):
+            scores = recipe.sharpness * model(images[batch])
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(scores, labels[batch]).backward()
+            optimizer.step()
+            rates.step()
+    model.eval()
+    for attachment in attachments:
+        attachment.finalize()  # a full clip
+    return model
 
 
-@contextmanager
-def _clipped(
+def _attached(
     recipe: Recipe,
     model: nn.Module,
-    example: Tensor,
     optimizer: torch.optim.Optimizer,
+    example: Tensor,
     seed: int,
-) -> Iterator[None]:
-    """The methods of the recipe at work, and a full clip by each at the end."""
+) -> list[Attachment]:
+    """The methods of the recipe, at work from now on."""
     attachments: list[Attachment] = []
     for method in recipe.methods:
         # What an earlier method holds as it is, such as the dense layer, is not held twice.
@@ -117,6 +107,4 @@ def _clipped(
         attachments.append(
             attach(model, optimizer, example, method=method, max_norm=bound, seed=seed)
         )
-    yield
-    for attachment in attachments:
-        attachment.finalize()
+    return attachments
