@@ -2,10 +2,8 @@
 
 from spectralclip._common.amx import FaultyProcessorError, explained, needed
 from spectralclip._common.commands import (
-    BAD_INPUT,
     FINE,
     INTERRUPTED,
-    NOBODY_READS,
     TERMINATED,
     Problem,
     Terminated,
@@ -21,11 +19,9 @@ from spectralclip._common.shapes import Shape, as_shape
 from spectralclip._common.text import ITSELF, printable, shown_name, shown_reason
 
 __all__ = [
-    "BAD_INPUT",
     "FINE",
     "INTERRUPTED",
     "ITSELF",
-    "NOBODY_READS",
     "TERMINATED",
     "FaultyProcessorError",
     "Problem",

@@ -36,12 +36,8 @@ def guarded(
 ) -> int:
     """Run a command and return its exit code; an error becomes one line on stderr.
 
-    Args:
-        run: The command, which returns its exit code.
-        debug: Whether an error's traceback is printed too.
-        notes: What to say for an exit code, such as that nothing was written.
-        interrupts: What Ctrl-C raises, by itself or through the parser of the command line.
-        broken_pipe: What is raised where nobody reads the output any more.
+    With an exit code of the `notes` comes what they say. The parser of the command line may put
+    `interrupts` in the place of Ctrl-C, and output may raise a `broken_pipe` of its own.
     """
     try:
         with _unwound_by_sigterm():
@@ -88,7 +84,6 @@ def file_problems(action: str) -> Iterator[None]:
 
 
 def _message(error: Exception) -> str:
-    """One line on what is wrong."""
     if hasattr(error, "format_message"):  # of the parser of the command line
         context = getattr(error, "ctx", None)
         where = f"{context.command_path} " if context is not None else ""

@@ -17,26 +17,15 @@ import torch
 import typer
 from typer.core import TyperGroup
 
-from spectralclip import __version__
 from spectralclip._audit import audit as audit_model
-from spectralclip._audit import compare_estimates
+from spectralclip._audit import compare_estimates, estimates_sheet
 from spectralclip._common import FINE, INTERRUPTED, Terminated, guarded
 from spectralclip.cli import _options as options
-from spectralclip.cli import _output, _weights_file
+from spectralclip.cli import _output, _steps, _weights_file
 from spectralclip.cli._clip_file import clip_checkpoint_, require_output
 from spectralclip.cli._limits import FailOn, verdict
 from spectralclip.cli._model_source import file_of
 from spectralclip.cli._problems import Problem, file_problems, listed, raised
-from spectralclip.cli._steps import (
-    STANDARD_OUTPUT,
-    get_example,
-    get_source,
-    load_weights_,
-    read_audit,
-    require_no_input,
-    require_outputs,
-    write_result,
-)
 from spectralclip.methods import estimators
 
 
@@ -65,23 +54,10 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        _output.say(f"spectralclip {__version__}")
-        raise typer.Exit(FINE)
-
-
 @app.callback()
 def _options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
-        ),
-    ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="With an error, show the traceback.")
-    ] = False,
+    version: options.Version = False,
+    debug: options.Debug = False,
 ) -> None:
     pass  # `main` has seen to --debug, so that it may stand anywhere
 
@@ -123,11 +99,11 @@ def audit(
         raise Problem(f"--fail-above: expected a finite number of at least 0, got {fail_above}.")
     if fail_on and FailOn.network in fail_on and not lipschitz:
         raise Problem("--fail-on network needs the network's bound: leave out --no-lipschitz.")
-    if estimates and json == STANDARD_OUTPUT:
+    if estimates and json == _steps.STANDARD_OUTPUT:
         raise Problem("--compare-estimates prints a table: give --json a file, not -.")
-    require_outputs(html, json, inputs=(weights, file_of(model)))
+    _steps.require_outputs(html, json, inputs=(weights, file_of(model)))
     notes: list[str] = []
-    source = get_source(
+    source = _steps.get_source(
         model,
         settings,
         trust=trust,
@@ -138,8 +114,8 @@ def audit(
         notes=notes,
     )
     if weights is not None:
-        load_weights_(source, weights, allow_partial=allow_partial, limit=limit, notes=notes)
-    example = get_example(source, inputs, batch=batch, seed=seed, text=model)
+        _steps.load_weights_(source, weights, allow_partial=allow_partial, limit=limit, notes=notes)
+    example = _steps.get_example(source, inputs, batch=batch, seed=seed, text=model)
     found = audit_model(
         source.model,
         example,
@@ -152,10 +128,10 @@ def audit(
         progress=sys.stderr.isatty(),
     )
     found = replace(found, model=model)
-    write_result(found, html, json, notes)
+    _steps.write_result(found, html, json, notes)
     if estimates:
         layers = compare_estimates(source.model, example, estimators(), found, seed=seed)
-        _output.show_estimates(layers)
+        _output.show_sheet(estimates_sheet(layers))
     if fail_above is not None:
         complaints, remarks = verdict(found, fail_above, fail_on or [FailOn.chains])
         for line in (*remarks, *complaints):
@@ -200,10 +176,10 @@ def clip(
     seed: options.Seed = 0,
 ) -> None:
     """Clip the weights of a model, and write them in the form that they came in."""
-    require_no_input(f"output {output}", output, [file_of(model)])
+    _steps.require_no_input(f"output {output}", output, [file_of(model)])
     require_output(weights, output, overwrite=overwrite)
     notes: list[str] = []
-    source = get_source(
+    source = _steps.get_source(
         model,
         settings,
         trust=trust,
@@ -213,12 +189,12 @@ def clip(
         limit=limit,
         notes=notes,
     )
-    checkpoint, fit = load_weights_(
+    checkpoint, fit = _steps.load_weights_(
         source, weights, allow_partial=allow_partial, limit=limit, notes=notes
     )
     results = clip_checkpoint_(
         source.model,
-        get_example(source, inputs, batch=1, seed=seed, text=model),
+        _steps.get_example(source, inputs, batch=1, seed=seed, text=model),
         checkpoint,
         fit,
         max_norm,
@@ -248,8 +224,10 @@ def compare(
     limit: options.LargestFile = None,
 ) -> None:
     """Two audits side by side."""
-    require_outputs(html, json, inputs=(before, after))
-    write_result(read_audit(before, limit).compare(read_audit(after, limit)), html, json)
+    _steps.require_outputs(html, json, inputs=(before, after))
+    _steps.write_result(
+        _steps.read_audit(before, limit).compare(_steps.read_audit(after, limit)), html, json
+    )
 
 
 @app.command(epilog=options.DEMO_EXAMPLES)

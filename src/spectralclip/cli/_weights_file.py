@@ -16,11 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from spectralclip._common import replacing
 from spectralclip._models import unwrapped
-from spectralclip.cli._input_files import (
-    LARGEST_WEIGHTS,
-    open_regular,
-    require_unpacked_size,
-)
+from spectralclip.cli._input_files import LARGEST_WEIGHTS, open_regular, require_unpacked_size
 from spectralclip.cli._pickled import wanted_globals
 from spectralclip.cli._problems import Problem, listed, one_line
 
@@ -53,7 +49,6 @@ class Checkpoint:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The weights by name."""
         return {key: value for key, value in self.weights.items() if _is_weight(key, value)}
 
 
@@ -297,14 +292,14 @@ def why_unfit(value: Tensor, own: Tensor) -> str:
         form = _form(tensor)
         if form:
             return f"{form}{whose}"
-    kinds = f"{_name(value)}, not {_name(own)}"
     if own.is_floating_point() or own.is_complex():
-        fits = (value.is_floating_point(), value.is_complex()) == (
-            own.is_floating_point(),
-            own.is_complex(),
+        fits = all(
+            is_kind(value) == is_kind(own)
+            for is_kind in (torch.is_floating_point, torch.is_complex)
         )
-        return "" if fits else kinds
-    return "" if not value.is_complex() and _same_values(value, own.dtype) else kinds
+    else:
+        fits = not value.is_complex() and _same_values(value, own.dtype)
+    return "" if fits else f"{_name(value)}, not {_name(own)}"
 
 
 def _form(tensor: Tensor) -> str:

@@ -16,22 +16,14 @@ MAX_NORM = 1.0
 
 
 class Recipe(NamedTuple):
-    """One way to train the network.
+    """One way to train the network."""
 
-    Attributes:
-        key: For the names of files.
-        label: For the table.
-        methods: What keeps norms in check, in the order of their work after each step.
-        rate: The highest learning rate.
-        sharpness: What scores are multiplied with before the softmax of the loss. A network whose
-            Lipschitz constant is 1 has scores that are close together; the softmax of these would
-            call every digit undecided.
-    """
-
-    key: str
-    label: str
-    methods: tuple[Method, ...] = ()
-    rate: float = 0.02
+    key: str  # for the names of files
+    label: str  # for the table
+    methods: tuple[Method, ...] = ()  # in the order of their work after each step
+    rate: float = 0.02  # the highest learning rate
+    # What scores are multiplied with before the softmax of the loss. A network whose Lipschitz
+    # constant is 1 has scores that are close together: every digit would count as undecided.
     sharpness: float = 10.0
 
 
