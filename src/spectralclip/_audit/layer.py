@@ -83,8 +83,3 @@ def change_of(name: str, before: Interval | None, after: Interval | None) -> Cha
         return Change(name, before, after, None)
     ratio = (after.lower + after.upper) / (before.lower + before.upper)
     return Change(name, before, after, ratio - 1)
-
-
-def percent(change: float | None) -> str:
-    """A change as it is shown."""
-    return "" if change is None else f"{change:+.1%}"

@@ -22,13 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from spectralclip._bounds import rounding_margin
 from spectralclip._common import Shape, explained
 from spectralclip._linalg import pulled_back, wide
-from spectralclip._models import (
-    ExampleInputs,
-    call_arguments,
-    in_evaluation,
-    tensors_in,
-    unwrapped,
-)
+from spectralclip._models import ExampleInputs, call_arguments, in_evaluation, tensors_in, unwrapped
 from spectralclip._operators import (
     HALF_PRECISION,
     AffineFunction,

@@ -14,18 +14,10 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from spectralclip._lipschitz import factors
+from spectralclip._lipschitz import factors, rules
 from spectralclip._lipschitz.chain_norms import NoBoundError, Norms
 from spectralclip._lipschitz.flow import Flow, Node, Ref, leaves, signature
 from spectralclip._lipschitz.rules import (
-    BITS,
-    COMPLEX,
-    NOT_A_NUMBER,
-    REASONS,
-    SAMPLED,
-    SEVERAL,
-    SWITCHES,
-    UNKNOWN,
     Rule,
     RuleOf,
     added,
@@ -303,7 +295,7 @@ def rule_of(node: Node, flow: Flow, norms: Norms) -> Rule:
         if node.operation in _OWN:
             return _OWN[node.operation](node, flow, norms)
         if entry is None:
-            return Rule(reason=REASONS.get(node.operation, UNKNOWN))
+            return Rule(reason=rules.REASONS.get(node.operation, rules.UNKNOWN))
         outside = _outside(node, entry)
         return Rule(reason=outside) if outside else entry.rule(node, flow, norms)
     except NoBoundError as error:
@@ -313,7 +305,7 @@ def rule_of(node: Node, flow: Flow, norms: Norms) -> Rule:
 def _of_module(node: Node, norms: Norms) -> Rule:
     """A call of an affine module."""
     if len(uses((node.args, node.kwargs))) != 1:
-        return Rule(reason=SEVERAL)
+        return Rule(reason=rules.SEVERAL)
     if is_plain(node.module, *_REARRANGING):
         return only(node, 1.0, affine=True, plain=True)
     return only(node, norms.of_operation(node, node.inputs[0]).upper, affine=True)
@@ -323,14 +315,14 @@ def _hopeless(node: Node, entry: Operation | None, flow: Flow) -> str:
     """Why a node has no bound whatever its operation, if so."""
     types = [flow.nodes[index].dtype for index in node.inputs]
     if any(dtype.is_complex for dtype in (*types, node.dtype)):
-        return COMPLEX
+        return rules.COMPLEX
     if not all(dtype.is_floating_point for dtype in types):
-        return SWITCHES
+        return rules.SWITCHES
     if node.operation == "view" and node.dtype not in types:
-        return BITS
+        return rules.BITS
     if any(_is_nan(leaf) for leaf in leaves((node.args, node.kwargs))):
-        return NOT_A_NUMBER
-    return SAMPLED if node.random and (entry is None or not entry.drawn) else ""
+        return rules.NOT_A_NUMBER
+    return rules.SAMPLED if node.random and (entry is None or not entry.drawn) else ""
 
 
 def _is_nan(constant: Any) -> bool:
@@ -350,7 +342,7 @@ def _outside(node: Node, entry: Operation) -> str:
             if name not in entry.data:
                 return f"no rule is known for it where its argument {name} depends on the input"
         elif name not in entry.data + entry.settings and not _same(value, default):
-            return REASONS.get(
+            return rules.REASONS.get(
                 f"{node.operation} {name}", f"no rule is known for it with {name}={value!r:.20}"
             )
     return ""

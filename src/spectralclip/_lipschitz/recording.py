@@ -40,6 +40,15 @@ class _Memory:
     filled: bool  # whether it was allocated for a tensor that depends on the input
     writes: list[Write] = field(default_factory=list)  # in order
 
+    def since(self, count: int) -> tuple[list[Write], bool]:
+        """The writes that matter after the first `count`; whether nothing older is left."""
+        writes = self.writes[count:]
+        filling = [place for place, write in enumerate(writes) if write.whole]
+        return (writes[filling[-1] :], True) if filling else (writes, False)
+
+
+_ELSEWHERE = _Memory(None, False)  # where nothing depends on the input
+
 
 @final
 class Memories:
@@ -55,38 +64,21 @@ class Memories:
 
     def write(self, tensor: Tensor, node: int | None) -> None:
         """Note that a tensor was written into."""
-        memory = self._of(tensor) or self._start(tensor, filled=False)
+        memory = self.of(tensor) if self.known(tensor) else self._start(tensor, filled=False)
         size = tensor.untyped_storage().nbytes()
         whole = tensor.numel() * tensor.element_size() == size and entries_apart(tensor)
         memory.writes.append(Write(node, whole))
 
     def known(self, tensor: Tensor) -> bool:
         """Whether the memory of a tensor is among them."""
-        return self._of(tensor) is not None
+        return self.of(tensor) is not _ELSEWHERE
 
-    def filled(self, tensor: Tensor) -> bool:
-        """Whether it was allocated for a tensor that depends on the input."""
-        memory = self._of(tensor)
-        return memory is not None and memory.filled
-
-    def count(self, tensor: Tensor) -> int:
-        """How many writes there have been."""
-        memory = self._of(tensor)
-        return len(memory.writes) if memory is not None else 0
-
-    def since(self, tensor: Tensor, count: int) -> tuple[list[Write], bool]:
-        """The writes that matter after the first `count`; whether nothing older is left."""
-        memory = self._of(tensor)
-        writes = memory.writes[count:] if memory is not None else []
-        filling = [place for place, write in enumerate(writes) if write.whole]
-        return (writes[filling[-1] :], True) if filling else (writes, False)
-
-    def _of(self, tensor: Tensor) -> _Memory | None:
+    def of(self, tensor: Tensor) -> _Memory:
         address = tensor.untyped_storage()._cdata
-        memory = self._by_address.get(address)
-        if memory is not None and memory.alive.expired():
+        memory = self._by_address.get(address, _ELSEWHERE)
+        if memory is not _ELSEWHERE and memory.alive.expired():
             del self._by_address[address]
-            return None
+            return _ELSEWHERE
         return memory
 
     def _start(self, tensor: Tensor, filled: bool) -> _Memory:
@@ -304,10 +296,11 @@ class Recording:
     def read(self, tensor: Tensor) -> int | None:
         """The node of a tensor as it is now; None for a constant."""
         known, before = self._made.get(tensor, (None, None))
-        writes, complete = self.memories.since(tensor, before or 0)
+        memory = self.memories.of(tensor)
+        writes, complete = memory.since(before or 0)
         if before is not None and not writes:
             return known  # type: ignore[no-any-return]
-        if before is None and self.memories.filled(tensor) and not complete:
+        if before is None and memory.filled and not complete:
             return self.unseen(tensor)
         older = [] if complete else [known]
         parts = {part for part in (*older, *(w.node for w in writes)) if part is not None}
@@ -325,7 +318,7 @@ class Recording:
             self.memories.write(tensor, index)
         elif index is not None:
             self.memories.fill(tensor)
-        self._made[tensor] = (index, self.memories.count(tensor))
+        self._made[tensor] = (index, len(self.memories.of(tensor).writes))
 
     def lasts(self, tensor: Tensor) -> bool:
         """Whether it is, or views, a parameter or a buffer of the model."""
