@@ -70,7 +70,6 @@ def _sides(shape: Sequence[int]) -> str:
 
 
 def _equal_sides(sizes: Sequence[int] | str) -> str:
-    """One number where all are the same."""
     if isinstance(sizes, str):
         return sizes
     return str(sizes[0]) if len(set(sizes)) == 1 else _sides(sizes)

@@ -65,7 +65,6 @@ def _row(layer: FoundLayer, role: Literal["layer", "chain"]) -> Row:
 
 
 def key_of(modules: Sequence[nn.Module]) -> Key:
-    """What a composition is known by."""
     return tuple(map(id, modules))
 
 

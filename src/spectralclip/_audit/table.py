@@ -56,7 +56,6 @@ CHANGE_COLUMNS = (
 
 
 def layer_row(layer: LayerAudit) -> tuple[str, ...]:
-    """One line of an audit."""
     apart = "" if layer.batch_norm is None else f"{layer.linear or 0:.3g} x {layer.batch_norm:.3g}"
     return (
         row_name(layer.name),
@@ -69,7 +68,6 @@ def layer_row(layer: LayerAudit) -> tuple[str, ...]:
 
 
 def change_row(row: Change) -> tuple[str, ...]:
-    """One line of a comparison."""
     change = "" if row.change is None else f"{row.change:+.1%}"
     return row_name(row.name), interval_text(row.before), interval_text(row.after), change
 
@@ -111,7 +109,6 @@ def bound_text(bound: NetworkBound | None, *, failed: bool = False) -> str:
 
 
 def rich_table(sheet: Sheet) -> Table:
-    """The table, for a rich console."""
     try:
         for module in ("rich.table", "rich.text"):
             importlib.import_module(module)

@@ -133,7 +133,6 @@ def network_bound(
 
 
 def _nowhere(model: nn.Module, reason: str) -> NetworkBound:
-    """Nothing is known."""
     place = Unbounded("", type(model).__name__, reason)
     return NetworkBound(0.0, math.inf, 0.0, math.inf, (place,))
 
@@ -192,7 +191,6 @@ def _from_above(
 
 
 def _of_flow(flow: Flow, interval_of: IntervalOf, otherwise: IntervalOf) -> NetworkBound:
-    """The bound of one way through the model."""
     flow = with_gates(flow)
     norms = Norms(flow, interval_of, otherwise)
     found = Propagation(flow, norms)

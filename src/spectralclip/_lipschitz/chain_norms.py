@@ -141,7 +141,6 @@ class Norms:
         return stages, self._flow.nodes[base].shape[1:]
 
     def _run(self, run: list[Node]) -> list[nn.Module]:
-        """A run of operations as one layer."""
         if not run:
             return []
         start = self._flow.nodes[run[0].inputs[0]]
@@ -161,7 +160,6 @@ class Norms:
 
 
 def standard_intervals(tol: float, failure: float, deterministic: bool, seed: int) -> IntervalOf:
-    """Intervals from `norm_bounds`, with these settings."""
 
     def interval_of(modules: Sequence[nn.Module], in_shape: Shape) -> Interval:
         return norm_bounds(

@@ -120,7 +120,6 @@ class _Guard(OperationsMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Copy what is about to be written into, and go on."""
         for tensor in written_by(func, args, kwargs or {}):
             name, whole = self._by_memory.get(_memory(tensor), ("", tensor))
             if name and name not in self.copies:

@@ -40,9 +40,7 @@ def elu(node: Node) -> float:
 def rrelu(node: Node) -> float:
     """In evaluation, the mean of the two slopes; in training, one that is drawn at random."""
     lower, upper = float(node.argument("lower")), float(node.argument("upper"))
-    if node.argument("training"):
-        return math.inf
-    return max(1.0, abs(lower + upper) / 2)
+    return math.inf if node.argument("training") else max(1.0, abs(lower + upper) / 2)
 
 
 def softplus(node: Node) -> float:
@@ -54,7 +52,6 @@ def softplus(node: Node) -> float:
 
 
 def prelu(node: Node) -> float:
-    """The largest of its slopes."""
     slopes = node.argument("weight")
     if not isinstance(slopes, Tensor) or slopes.numel() == 0:
         return math.inf
@@ -67,11 +64,8 @@ def threshold(node: Node) -> float:
 
 
 def power(node: Node) -> float:
-    """The power of one alone."""
-    exponent = node.argument("exponent")
-    if isinstance(exponent, Tensor):
-        return 1.0 if bool((exponent == 1).all()) else math.inf
-    return 1.0 if exponent == 1 else math.inf
+    exponent = torch.as_tensor(node.argument("exponent"))
+    return 1.0 if bool((exponent == 1).all()) else math.inf
 
 
 def dropout(node: Node) -> float:
@@ -80,7 +74,6 @@ def dropout(node: Node) -> float:
 
 
 def leaky_relu(node: Node) -> float:
-    """The larger of its two slopes."""
     return max(1.0, abs(float(node.argument("negative_slope", 0.01))))
 
 
@@ -90,7 +83,6 @@ def celu(node: Node) -> float:
 
 
 def gelu(node: Node) -> float:
-    """Exact, or by tanh."""
     return GELU_TANH if node.argument("approximate") == "tanh" else GELU
 
 
@@ -169,7 +161,6 @@ def _axes(node: Node) -> int:
 
 
 def _each(sizes: int | Sequence[int], axes: int) -> tuple[int, ...]:
-    """One size for each axis."""
     values = (sizes,) if isinstance(sizes, int) else tuple(sizes)
     return values * axes if len(values) == 1 else values
 

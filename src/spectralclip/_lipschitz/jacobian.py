@@ -134,7 +134,6 @@ def local_norms(
 
 
 def _norm(op: LinearOperator, tol: float, seed: int) -> float:
-    """The norm of an operator, from below."""
     small = min(op.shape) <= _SETTINGS.dense_side
     solver: Solver = Exact() if small else Lanczos(max_matvecs=_SETTINGS.max_matvecs)
     generator = torch.Generator("cpu").manual_seed(seed)

@@ -34,7 +34,7 @@ from spectralclip._lipschitz.rules import (
     quotient_by,
     rearranged,
     scaled,
-    uses,
+    single,
 )
 from spectralclip._operators import is_plain
 
@@ -65,7 +65,6 @@ def _each(
     outputs: tuple[int, ...] | None = (0,),
     drawn: bool = False,
 ) -> dict[str, Operation]:
-    """The same entry for several operations."""
     entry = Operation(rule, tuple(data.split()), tuple(settings.split()), outputs, drawn)
     return dict.fromkeys(names.split(), entry)
 
@@ -282,7 +281,6 @@ _OWN: dict[str, RuleOf] = {
 
 
 def rule_of(node: Node, flow: Flow, norms: Norms) -> Rule:
-    """The rule for a node."""
     if not node.inputs:
         return Rule(affine=True, joint=True, plain=True)
     entry = None if node.module is not None else TABLE.get(node.operation)
@@ -303,8 +301,7 @@ def rule_of(node: Node, flow: Flow, norms: Norms) -> Rule:
 
 
 def _of_module(node: Node, norms: Norms) -> Rule:
-    """A call of an affine module."""
-    if len(uses((node.args, node.kwargs))) != 1:
+    if not single(node):
         return Rule(reason=rules.SEVERAL)
     if is_plain(node.module, *_REARRANGING):
         return only(node, 1.0, affine=True, plain=True)

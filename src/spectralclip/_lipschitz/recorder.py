@@ -67,7 +67,6 @@ class Operations(OperationsMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Note the operation, and go on."""
         kwargs, recording = kwargs or {}, self._recording
         written = written_by(func, args, kwargs)
         for tensor in written:
@@ -155,7 +154,6 @@ class Operations(OperationsMode):
         written: Sequence[Tensor],
         random: bool,
     ) -> None:
-        """An operation whose result depends on the input."""
         in_place = bool(written) and name.endswith("_")
         function = out_of_place(func) if in_place else func
         name = name.rstrip("_") if in_place else name
@@ -199,12 +197,6 @@ def _place(tensor: Tensor | None) -> Any:
     return id(tensor), tensor.untyped_storage()._cdata, version
 
 
-def _same(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    return before.keys() == now.keys() and all(
-        _equal(value, now[name]) for name, value in before.items()
-    )
-
-
 def _equal(first: Any, second: Any) -> bool:
     if first is second or first is _SHARDED:
         return True
@@ -226,7 +218,6 @@ class Calls:
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Follow the calls of modules for the block."""
         names = self._recording.flow.names
         modules = [m for m in names if not isinstance(m, torch.jit.ScriptModule)]
         with around_calls(modules, self._enter, self._leave):
@@ -244,10 +235,13 @@ class Calls:
 
     def _is_unchanged(self, module: nn.Module) -> bool:
         """Whether a module computes what it did, as far as its state goes."""
-        return all(
-            part in self._known and _same(self._known[part], _state(part))
-            for part in module.modules()
-        )
+        for part in module.modules():
+            before, now = self._known.get(part), _state(part)
+            if before is None or before.keys() != now.keys():
+                return False
+            if not all(_equal(value, now[name]) for name, value in before.items()):
+                return False
+        return True
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         recording, noted = self._recording, self._running.pop()
@@ -270,7 +264,6 @@ class Functions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Note the call, and go on."""
         kwargs, recording = kwargs or {}, self._recording
         if func == _SETS_DATA:
             output = func(*args, **kwargs)
@@ -306,5 +299,4 @@ def _name(func: Any) -> str:
 
 
 def _follows(noted: Any) -> bool:
-    """Whether anything among the arguments depends on the input."""
     return any(isinstance(leaf, Ref) for leaf in leaves(noted))

@@ -63,14 +63,12 @@ class Memories:
             self._start(tensor, filled=True)
 
     def write(self, tensor: Tensor, node: int | None) -> None:
-        """Note that a tensor was written into."""
         memory = self.of(tensor) if self.known(tensor) else self._start(tensor, filled=False)
         size = tensor.untyped_storage().nbytes()
         whole = tensor.numel() * tensor.element_size() == size and entries_apart(tensor)
         memory.writes.append(Write(node, whole))
 
     def known(self, tensor: Tensor) -> bool:
-        """Whether the memory of a tensor is among them."""
         return self.of(tensor) is not _ELSEWHERE
 
     def of(self, tensor: Tensor) -> _Memory:
@@ -204,7 +202,6 @@ class Recording:
 
     @property
     def where(self) -> str:
-        """The name of the module at work."""
         return self.path[-1]
 
     @contextmanager
@@ -284,11 +281,9 @@ class Recording:
             self.decision()
 
     def decision(self) -> None:
-        """Note that the way of the model depends on its input."""
         self.flow.remarks.append((self.where, SWITCH))
 
     def escape(self, operation: str) -> None:
-        """Note that numbers leave torch."""
         self.flow.escapes.append((self.where, operation, _NUMBER))
 
     # --- Tensors ---
@@ -338,11 +333,9 @@ class Recording:
             whole.copy_(copy)
 
     def tag(self, tensors: Iterable[Tensor], tags: frozenset[str]) -> None:
-        """Say what the numbers of constants come from."""
         for tensor in tensors:
             self._tags[tensor] = tags
 
     def tags_of(self, arguments: Any) -> frozenset[str]:
-        """What the numbers of the constants among arguments come from."""
         tensors = [leaf for leaf in leaves(arguments) if isinstance(leaf, Tensor)]
         return frozenset[str]().union(*(self._tags.get(tensor, ()) for tensor in tensors))

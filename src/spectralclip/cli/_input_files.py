@@ -64,7 +64,6 @@ def open_regular(path: Path, what: str, limit: float) -> BinaryIO:
 
 
 def read_text(path: Path, what: str, limit: float) -> str:
-    """A text file in UTF-8."""
     with open_regular(path, what, limit) as file:
         size = os.fstat(file.fileno()).st_size
         with file_problems("read"):

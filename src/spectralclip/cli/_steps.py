@@ -182,7 +182,6 @@ def write_result(
 
 
 def read_audit(path: Path, limit: float | None) -> Audit:
-    """An audit from a file of `--json`."""
     try:
         document = loads(read_text(path, "audit", limit or LARGEST_TEXT))
         if not isinstance(document, dict):  # text would be taken for a path

@@ -68,7 +68,6 @@ class Fit:
 
     @property
     def complaints(self) -> list[str]:
-        """What does not fit, in words."""
         found = {
             "of another shape": self.mismatched,
             "of another kind of number": self.unfit,

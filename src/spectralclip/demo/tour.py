@@ -218,7 +218,6 @@ def _where(out: Path, pages: Mapping[str, str]) -> str:
 
 
 def _filled(text: str) -> str:
-    """A paragraph, in lines that fit a terminal."""
     return textwrap.fill(text, 88) + "\n"
 
 
