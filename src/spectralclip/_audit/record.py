@@ -183,7 +183,7 @@ class Audit(_Record):
         Raises:
             ValueError: It is no audit, or one of a version that cannot be read.
         """
-        return cls(**audit_fields(read_document(source)))
+        return cls(**audit_fields(read_document(source, AUDIT)))
 
 
 @final
@@ -227,11 +227,5 @@ class AuditComparison(_Record):
         Raises:
             ValueError: It is no comparison, or one of a version that cannot be read.
         """
-        document = read_document(source)
-        if document["format"] != COMPARISON:
-            raise ValueError(
-                f"Expected a comparison, got {document['format']!r}: read an audit with "
-                "Audit.from_json."
-            )
-        before, after = (Audit.from_json(document.get(key, {})) for key in ("before", "after"))
-        return cls(before, after)
+        document = read_document(source, COMPARISON)
+        return cls(*(Audit.from_json(document.get(key, {})) for key in ("before", "after")))

@@ -13,9 +13,14 @@ from spectralclip._common.commands import (
     one_line,
 )
 from spectralclip._common.files import replacing, require_writable, write_text, write_texts
-from spectralclip._common.numbers import checked_generator, checked_seed, positive_number
+from spectralclip._common.numbers import (
+    Shape,
+    as_shape,
+    checked_generator,
+    checked_seed,
+    positive_number,
+)
 from spectralclip._common.progress import Progress, Steps, shown
-from spectralclip._common.shapes import Shape, as_shape
 from spectralclip._common.text import ITSELF, printable, shown_name, shown_reason
 
 __all__ = [

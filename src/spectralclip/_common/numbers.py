@@ -1,13 +1,18 @@
-"""Numbers as users give them: of Python, NumPy or torch."""
+"""Numbers and shapes as users give them: of Python, NumPy or torch."""
 
 from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+
+Shape: TypeAlias = tuple[int, ...]
+"""Of a tensor, without its batch dimension."""
 
 # Beyond these, a layer in units of its bound leaves the range of single precision.
 LEAST_BOUND, MOST_BOUND = 1e-30, 1e30
@@ -54,3 +59,9 @@ def checked_generator(generator: object) -> torch.Generator:
             "torch.Generator().manual_seed(seed)."
         )
     return generator
+
+
+def as_shape(in_shape: Sequence[int] | int) -> Shape:
+    """A shape as a tuple; a single size stands for a shape of one entry."""
+    sizes = (in_shape,) if isinstance(in_shape, int) else in_shape
+    return tuple(operator.index(size) for size in sizes)
