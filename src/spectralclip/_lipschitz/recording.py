@@ -141,26 +141,23 @@ def out_of_place(func: Any) -> Any:
 _DEPTH = 4  # of objects in objects
 
 
-def hides_tensors(value: Any, depth: int = _DEPTH) -> bool:
-    """Whether tensors are in a value that nobody finds who looks into containers alone."""
-    if isinstance(value, (Tensor, nn.Module, type)) or depth == 0:
+def hides_tensors(value: Any, depth: int = _DEPTH, hidden: bool = False) -> bool:
+    """Whether tensors are in a value that nobody finds who looks into containers alone.
+
+    What is in an object that is no container is `hidden` as a whole; the fields of a dataclass are
+    found.
+    """
+    if isinstance(value, Tensor):
+        return hidden
+    if isinstance(value, (nn.Module, type)) or depth == 0:
         return False
     if isinstance(value, Mapping):
-        return any(hides_tensors(item, depth - 1) for item in value.values())
-    if isinstance(value, (list, tuple, set)):
-        return any(hides_tensors(item, depth - 1) for item in value)
-    attributes = _attributes(value)
-    if dataclasses.is_dataclass(value):  # its fields are found
-        return any(hides_tensors(item, depth - 1) for item in attributes)
-    return any(isinstance(item, Tensor) or _holds(item, depth - 1) for item in attributes)
-
-
-def _holds(value: Any, depth: int) -> bool:
-    """Whether there are tensors in a value at all, in sight or not."""
-    if isinstance(value, (list, tuple, set, Mapping)):
-        items = value.values() if isinstance(value, Mapping) else value
-        return any(isinstance(item, Tensor) or _holds(item, depth - 1) for item in items)
-    return hides_tensors(value, depth)
+        items = list(value.values())
+    elif isinstance(value, (list, tuple, set)):
+        items = list(value)
+    else:
+        items, hidden = _attributes(value), hidden or not dataclasses.is_dataclass(value)
+    return any(hides_tensors(item, depth - 1, hidden) for item in items)
 
 
 def _attributes(value: Any) -> list[Any]:

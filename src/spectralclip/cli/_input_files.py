@@ -22,13 +22,14 @@ FLAG = "--max-file-size"
 LARGEST_WEIGHTS = 16.0 * GIB
 LARGEST_TEXT = 1.0 * GIB
 
-_KINDS = (
-    (stat.S_ISDIR, "a directory"),
-    (stat.S_ISCHR, "a character device"),
-    (stat.S_ISBLK, "a block device"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-)
+# By the letter that `ls -l` shows.
+_KINDS = {
+    "d": "a directory",
+    "c": "a character device",
+    "b": "a block device",
+    "p": "a pipe",
+    "s": "a socket",
+}
 
 
 def in_bytes(gib: float | None) -> float | None:
@@ -90,9 +91,8 @@ def require_unpacked_size(file: BinaryIO, path: Path, what: str, limit: float) -
 
 def _check(found: os.stat_result, path: Path, what: str, limit: float, empty: bool) -> None:
     if not stat.S_ISREG(found.st_mode):
-        kinds = [words for is_kind, words in _KINDS if is_kind(found.st_mode)]
+        got = _KINDS.get(stat.filemode(found.st_mode)[0], "something else")
         link = f" (a link to {os.path.realpath(path)})" if path.is_symlink() else ""
-        got = "".join(kinds) or "something else"
         raise Problem(f"{what} {path}: expected a regular file, got {got}{link}.")
     if found.st_size == 0 and not empty:
         raise Problem(

@@ -114,7 +114,11 @@ def _read_pickled(path: Path, file: BinaryIO) -> Checkpoint:
         # Damage shows itself in as many kinds of errors as there are bytes to damage.
         wanted = wanted_globals(file)
         if isinstance(error, pickle.UnpicklingError) and wanted:
-            raise _refused(path, wanted) from error
+            raise Problem(
+                f"weights {path}: refused, since to read it would import and run {listed(wanted)}; "
+                "only tensors and plain containers are read. If you trust where it comes from, "
+                "load it yourself and save the state_dict alone, best as .safetensors."
+            ) from error
         raise _damaged(path, "file of torch.save", error) from error
     wrapper = _wrapper(content)
     if wrapper is None:
@@ -124,14 +128,6 @@ def _read_pickled(path: Path, file: BinaryIO) -> Checkpoint:
             f"{', '.join(WRAPPERS)}, got {type(content).__name__}{inside}."
         )
     return Checkpoint(path, content, wrapper)
-
-
-def _refused(path: Path, wanted: list[str]) -> Problem:
-    return Problem(
-        f"weights {path}: refused, since to read it would import and run {listed(wanted)}; only "
-        "tensors and plain containers are read. If you trust where it comes from, load it yourself "
-        "and save the state_dict alone, best as .safetensors."
-    )
 
 
 def _damaged(path: Path, kind: str, error: BaseException) -> Problem:
