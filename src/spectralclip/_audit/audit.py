@@ -32,8 +32,6 @@ from spectralclip._models import (
     with_kwargs,
 )
 
-VALUES_TOL = 0.01  # relative accuracy of the leading singular values: enough for a curve
-
 
 def audit(
     model: nn.Module,
@@ -129,7 +127,7 @@ def _request(k: int, tol: float, failure: float, deterministic: bool, seed: int)
     check_request(tol, failure)
     if isinstance(tol, bool) or not tol < 1:
         raise ValueError(f"tol must be a number between 0 and 1, such as 0.01, got {tol!r}.")
-    return Request(k, float(tol), failure, bool(deterministic), checked_seed(seed), VALUES_TOL)
+    return Request(k, float(tol), failure, bool(deterministic), checked_seed(seed))
 
 
 def _check_model(model: nn.Module) -> None:

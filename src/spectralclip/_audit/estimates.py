@@ -59,19 +59,7 @@ def compare_estimates(
     *,
     seed: int = 0,
 ) -> list[EstimatedLayer]:
-    """Each estimate of the largest singular value of each layer, beside the audit's interval.
-
-    Example:
-        >>> import torch
-        >>> from spectralclip import audit
-        >>> from spectralclip._audit.estimates import compare_estimates
-        >>> def frobenius(module, in_shape, *, generator=None):
-        ...     return float(module.weight.detach().norm())
-        >>> model, x = torch.nn.Linear(4, 4), torch.zeros(1, 4)
-        >>> (row,) = compare_estimates(model, x, {"frobenius": frobenius}, audit(model, x))
-        >>> row.side("frobenius")
-        '+'
-    """
+    """Each estimate of the largest singular value of each layer, beside the audit's interval."""
     known = {layer.name: layer for layer in found.layers}
     rows = [row for row in find_rows(Survey.of(model, example_inputs)) if row.role == "layer"]
     with left_as_it_was(unwrapped(model)):

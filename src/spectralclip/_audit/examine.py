@@ -41,14 +41,14 @@ _SETTINGS = _Settings()
 
 
 class Request(NamedTuple):
-    """How accurate, how many values, how sure; `values_tol` is the accuracy of the values."""
+    """How accurate, how many values, how sure."""
 
     k: int
     tol: float
     failure: float
     deterministic: bool
     seed: int
-    values_tol: float
+    values_tol: float = 0.01  # accuracy of the leading singular values: enough for a curve
 
     def bounded(self, modules: Sequence[nn.Module], shape: Shape) -> tuple[Interval, Tensor | None]:
         """The norm of a composition at an input shape, and its leading vector if that is known."""

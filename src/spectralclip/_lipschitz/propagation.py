@@ -21,16 +21,11 @@ from spectralclip._lipschitz.rules import Rule, times
 
 @final
 class Propagation:
-    """The bounds of all nodes that the output depends on.
-
-    Attributes:
-        steps: The rules that were used, in order.
-        unbounded: The places without a bound.
-    """
+    """The bounds of all nodes that the output depends on."""
 
     def __init__(self, flow: Flow, norms: Norms) -> None:
-        self.steps: list[Step] = []
-        self.unbounded: list[Unbounded] = []
+        self.steps: list[Step] = []  # the rules that were used, in order
+        self.unbounded: list[Unbounded] = []  # the places without a bound
         self._flow, self._norms = flow, norms
         self._rules: dict[int, Rule] = {}
         self._base = {ROOT: ROOT}

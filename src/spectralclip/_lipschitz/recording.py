@@ -175,21 +175,14 @@ _NO_NUMBERS = "outputs that are not floating-point numbers are left out"
 
 @final
 class Recording:
-    """Nodes, and the tensors that they stand for.
-
-    Attributes:
-        flow: What has been recorded.
-        memories: Who has written where.
-        path: The names of the modules at work, the innermost last.
-        inside: Of how many calls that count as one operation the inside is running.
-    """
+    """Nodes, and the tensors that they stand for."""
 
     def __init__(self, names: Mapping[nn.Module, str], lasting: Iterable[Tensor]) -> None:
         self._nodes: list[Node] = []
         self.flow = Flow(self._nodes, dict(names), [], [], [])
-        self.memories = Memories()
-        self.path = [""]
-        self.inside = 0
+        self.memories = Memories()  # who has written where
+        self.path = [""]  # the names of the modules at work, the innermost last
+        self.inside = 0  # of how many calls that count as one operation the inside is running
         self._before: dict[int, tuple[Tensor, Tensor]] = {}
         self._lasting = {tensor.untyped_storage()._cdata for tensor in lasting}
         self._made: Any = WeakIdKeyDictionary()  # tensor: (node or None, writes before that)

@@ -13,39 +13,23 @@ from torch import Tensor
 @final
 @dataclass(frozen=True)
 class Step:
-    """One rule on the way from the input to the output.
+    """One rule on the way from the input to the output."""
 
-    Attributes:
-        where: The module at work, or those of an affine chain joined by "+"; "" for the model
-            itself.
-        operation: What was done.
-        factor: By how much distances grow at most in this step.
-        bound: By how much they have grown at most since the input; infinite after a place without
-            a bound.
-        note: What else to know.
-    """
-
-    where: str
-    operation: str
-    factor: float
-    bound: float
-    note: str = ""
+    where: str  # the module at work, or those of a chain joined by "+"; "" for the model itself
+    operation: str  # what was done
+    factor: float  # by how much distances grow at most in this step
+    bound: float  # the same since the input; infinite after a place without a bound
+    note: str = ""  # what else to know
 
 
 @final
 @dataclass(frozen=True)
 class Unbounded:
-    """A place for which there is no bound.
+    """A place for which there is no bound."""
 
-    Attributes:
-        where: The module at work; "" for the model itself.
-        operation: What was done.
-        reason: Why it has no bound, or why none is known.
-    """
-
-    where: str
-    operation: str
-    reason: str
+    where: str  # the module at work; "" for the model itself
+    operation: str  # what was done
+    reason: str  # why it has no bound, or why none is known
 
     def __str__(self) -> str:
         return f"{self.where or 'the model'}: {self.operation}: {self.reason}"

@@ -242,12 +242,7 @@ def _named(text: str) -> Iterator[None]:
 
 
 def parse_options(settings: Sequence[str]) -> dict[str, Any]:
-    """Arguments `name=value`, where the value is a Python literal or else a string.
-
-    Example:
-        >>> parse_options(["width=8", "norm=batch", "pretrained=true"])
-        {'width': 8, 'norm': 'batch', 'pretrained': True}
-    """
+    """Arguments `name=value`, where the value is a Python literal or else a string."""
     options: dict[str, Any] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")

@@ -110,14 +110,9 @@ _SENTENCES = ("reason", "note", "remark", "skipped")
 
 
 def shown(value: Any, key: str = "") -> Any:
-    r"""The same value, with the texts inside it spelled out where they cannot be printed.
+    """The same value, with the texts inside it spelled out where they cannot be printed.
 
     Keys stay: two of them might look the same then.
-
-    Example:
-        >>> from spectralclip.report._view import shown
-        >>> print(shown({"layers": [{"name": "a" + chr(0)}]})["layers"][0]["name"])
-        a\x00
     """
     if isinstance(value, str):
         return shown_reason(value) if key in _SENTENCES else printable(value)
