@@ -57,7 +57,7 @@ def test_the_nearest_class_of_a_linear_classifier() -> None:
 @pytest.fixture(scope="module")
 def network() -> nn.Module:
     images, labels = (part[:1280] for part in load_digits())
-    return train(RECIPES[3], images, labels, epochs=2, seed=0, width=8).model
+    return train(RECIPES[3], images, labels, epochs=2, seed=0, width=8)
 
 
 @pytest.mark.parametrize("radius", [0.3, 1.0, 3.0])

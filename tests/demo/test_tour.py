@@ -86,6 +86,16 @@ def test_the_table_says_what_the_audits_say(first: Ran) -> None:
         )
 
 
+def test_a_quick_run_draws_no_conclusions_from_what_was_hardly_learned(
+    first: Ran, results: list[demo.Result]
+) -> None:
+    said = " ".join(first.output.split())
+    assert "which certifies that" not in said and "The demo without --quick" in said
+    named = {one.recipe.key: one for one in results}
+    said = " ".join(demo._after(named, quick=False).split())
+    assert "which certifies that 50.0% of the digits" in said and "--quick" not in said
+
+
 def test_clipped_is_clipped(first: Ran) -> None:
     table = {row: [float(c.rstrip("%")) for c in cells] for row, cells in first.table().items()}
     none, layers, both, _ = table["largest conv or dense norm"]

@@ -20,6 +20,7 @@ from spectralclip._audit.left_out import NETWORK, NOT_CERTIFIED, with_verdicts
 from spectralclip._audit.record import Audit
 from spectralclip._audit.rows import Book, Row, find_rows, jobs_for
 from spectralclip._audit.work import Workers, check_workers, examined, from_first_rank
+from spectralclip._bounds import check_request
 from spectralclip._common import Progress, checked_seed, shown
 from spectralclip._lipschitz import NetworkBound, network_bound
 from spectralclip._models import (
@@ -30,8 +31,6 @@ from spectralclip._models import (
     unwrapped,
     with_kwargs,
 )
-
-VALUES_TOL = 0.01  # relative accuracy of the leading singular values: enough for a curve
 
 
 def audit(
@@ -125,14 +124,10 @@ def audit(
 def _request(k: int, tol: float, failure: float, deterministic: bool, seed: int) -> Request:
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ValueError(f"k must be a positive number of singular values, got {k!r}.")
-    if isinstance(tol, bool) or not isinstance(tol, (int, float)) or not 0 < tol < 1:
+    check_request(tol, failure)
+    if isinstance(tol, bool) or not tol < 1:
         raise ValueError(f"tol must be a number between 0 and 1, such as 0.01, got {tol!r}.")
-    if not isinstance(failure, float) or not 0 < failure < 1:
-        raise ValueError(
-            f"failure must be a probability between 0 and 1, such as 1e-6, got {failure!r}. For "
-            "bounds that cannot fail, use deterministic=True."
-        )
-    return Request(k, float(tol), failure, bool(deterministic), checked_seed(seed), VALUES_TOL)
+    return Request(k, float(tol), failure, bool(deterministic), checked_seed(seed))
 
 
 def _check_model(model: nn.Module) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from spectralclip._audit.describe import kind_of
-from spectralclip._audit.examine import Request
+from spectralclip._audit.layer import LayerAudit
 from spectralclip._audit.record import Audit
 from spectralclip._audit.rows import Row, find_rows
 from spectralclip._audit.table import Column, Sheet, interval_text, row_name
@@ -55,66 +55,29 @@ def compare_estimates(
     model: nn.Module,
     example_inputs: ExampleInputs,
     estimators: Mapping[str, Estimator],
+    found: Audit,
     *,
-    found: Audit | None = None,
-    tol: float = 0.01,
-    failure: float = 1e-6,
-    deterministic: bool = False,
     seed: int = 0,
 ) -> list[EstimatedLayer]:
-    """Each estimate of the largest singular value of each layer, beside a certified interval.
-
-    Example:
-        >>> import torch
-        >>> from spectralclip._audit.estimates import compare_estimates
-        >>> def frobenius(module, in_shape, *, generator=None):
-        ...     return float(module.weight.detach().norm())
-        >>> model = torch.nn.Linear(4, 4)
-        >>> (row,) = compare_estimates(model, torch.zeros(1, 4), {"frobenius": frobenius})
-        >>> row.side("frobenius")
-        '+'
-    """
-    request = Request(1, tol, failure, deterministic, seed, tol)
+    """Each estimate of the largest singular value of each layer, beside the audit's interval."""
+    known = {layer.name: layer for layer in found.layers}
     rows = [row for row in find_rows(Survey.of(model, example_inputs)) if row.role == "layer"]
-    known = {} if found is None else {layer.name: layer for layer in found.layers}
-    layers = []
     with left_as_it_was(unwrapped(model)):
-        for row in rows:
-            module = gathered(row.layer.modules[0])
-            audited = known.get(row.layer.name)
-            if audited is None:
-                shape, norm = _certified(row, module, request)
-            else:
-                shape, norm = audited.in_shape, audited.norm
-            layers.append(_estimated(row, module, shape, norm, estimators, request))
-    return layers
-
-
-def _certified(row: Row, module: nn.Module, request: Request) -> tuple[Shape, Interval | None]:
-    """The norm where it is largest, and the shape of the input there."""
-    try:
-        with evaluation_mode([module]), plain_numerics(), torch.no_grad():
-            intervals = {shape: request.bounded([module], shape)[0] for shape in row.shapes}
-    except _REFUSALS:
-        return row.shapes[0], None
-    worst = max(intervals, key=lambda shape: intervals[shape].upper)
-    return worst, intervals[worst]
+        return [_estimated(row, known.get(row.layer.name), estimators, seed) for row in rows]
 
 
 def _estimated(
-    row: Row,
-    module: nn.Module,
-    in_shape: Shape,
-    norm: Interval | None,
-    estimators: Mapping[str, Estimator],
-    request: Request,
+    row: Row, audited: LayerAudit | None, estimators: Mapping[str, Estimator], seed: int
 ) -> EstimatedLayer:
+    module = gathered(row.layer.modules[0])
+    in_shape, norm = (audited.in_shape, audited.norm) if audited else (row.shapes[0], None)
     estimates, refusals = dict[str, float](), dict[str, str]()
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     for name, estimate in estimators.items():
         try:
             with evaluation_mode([module]), plain_numerics(), unchanged_rng(device):
-                value: Any = estimate(module, in_shape, generator=request.generator())
+                generator = torch.Generator("cpu").manual_seed(seed)
+                value: Any = estimate(module, in_shape, generator=generator)
         except _REFUSALS as error:
             # One odd layer is to spoil no comparison.
             refusals[name] = str(error) or type(error).__name__
@@ -131,7 +94,8 @@ def estimates_sheet(layers: Sequence[EstimatedLayer]) -> Sheet:
     """The comparison as a table; methods without any estimate are named below it."""
     methods = sorted({name for layer in layers for name in layer.estimates})
     silent = {name for layer in layers for name in layer.refusals}
-    columns = (Column("layer", "left"), Column("kind", "left"), Column("norm"))
+    columns = [Column("layer", "left"), Column("kind", "left"), Column("norm")]
+    columns += [Column(method) for method in methods]
     rows = [
         (
             row_name(layer.name),
@@ -143,13 +107,12 @@ def estimates_sheet(layers: Sequence[EstimatedLayer]) -> Sheet:
     ]
     footer = (
         f"Behind an estimate: - below the interval that holds the norm, + above it, by {SLACK:.1%} "
+        "and more. No number: the method is not defined for the layer."
     )
-    footer += "and more. No number: the method is not defined for the layer."
     missing = sorted(silent.difference(methods))
     if missing:
         footer += f"\nFor no layer here: {', '.join(missing)}."
-    headed = (*columns, *(Column(method) for method in methods))
-    return Sheet("estimates of the largest singular value", headed, rows, footer)
+    return Sheet("estimates of the largest singular value", columns, rows, footer)
 
 
 def _cell(layer: EstimatedLayer, method: str) -> str:

@@ -24,7 +24,6 @@ from spectralclip._operators import (
 )
 from spectralclip._spectrum import svds
 
-BATCH_NORM = nn.modules.batchnorm._BatchNorm
 _TRANSPOSED = nn.modules.conv._ConvTransposeNd
 
 
@@ -42,14 +41,14 @@ _SETTINGS = _Settings()
 
 
 class Request(NamedTuple):
-    """How accurate, how many values, how sure; `values_tol` is the accuracy of the values."""
+    """How accurate, how many values, how sure."""
 
     k: int
     tol: float
     failure: float
     deterministic: bool
     seed: int
-    values_tol: float
+    values_tol: float = 0.01  # accuracy of the leading singular values: enough for a curve
 
     def bounded(self, modules: Sequence[nn.Module], shape: Shape) -> tuple[Interval, Tensor | None]:
         """The norm of a composition at an input shape, and its leading vector if that is known."""
@@ -78,10 +77,9 @@ class Findings:
     kernels: tuple[int, ...] = ()  # the places of the modules that have a kernel
 
     def norm(self, shape: Shape) -> float:
-        """The best single number for the norm at a shape: a leading value, within the interval."""
-        interval = self.intervals[shape]
-        found = self.values[0] if self.values and shape == self.in_shape else 0.0
-        return min(max(found, interval.lower), interval.upper)
+        """The best single number for the norm at a shape."""
+        known = self.values and shape == self.in_shape
+        return self.values[0] if known else self.intervals[shape].lower
 
 
 def examine(
@@ -108,18 +106,20 @@ def _findings(
     if not whole:
         return Findings("", intervals, worst, op.out_shape)
     frobenius, exact = frobenius_norm(op, request.generator())
-    values = _leading_values(op, request, found[worst][1])
+    norm, values = intervals[worst], _leading_values(op, request, found[worst][1])
     if not all(map(math.isfinite, (frobenius, *values))):
         raise ValueError(f"The spectrum of {op.name} is not finite: its weights are too large.")
+    # Values are found to a tolerance, and the interval may know better.
+    values = [min(value, norm.upper) for value in (max(values[0], norm.lower), *values[1:])]
     return Findings(
         "",
         intervals,
         worst,
         op.out_shape,
-        values,
+        tuple(values),
         frobenius,
         exact,
-        _reshaped_norm(modules[0], intervals[worst]) if len(modules) == 1 else None,
+        _reshaped_norm(modules[0], norm) if len(modules) == 1 else None,
         tuple(place for place, part in enumerate(modules) if _kernel(part) is not None),
     )
 
@@ -147,10 +147,10 @@ def _is_conv1d(module: nn.Module) -> bool:
     return cls.__name__ == "Conv1D" and cls.__module__.startswith("transformers.") and not hooked
 
 
-def _leading_values(op: LinearOperator, request: Request, v0: Tensor | None) -> tuple[float, ...]:
+def _leading_values(op: LinearOperator, request: Request, v0: Tensor | None) -> list[float]:
     k = min(request.k, *op.shape)
     found = svds(op, op.in_shape, k, tol=request.values_tol, v0=v0, generator=request.generator())
-    return tuple(max(0.0, float(value)) for value in found.S)
+    return [max(0.0, float(value)) for value in found.S]
 
 
 def _reshaped_norm(module: nn.Module, interval: Interval) -> float | None:
@@ -195,21 +195,14 @@ def frobenius_norm(op: LinearOperator, generator: torch.Generator) -> tuple[floa
     step = max(1, _SETTINGS.entries // max(side.shape))
     if n <= _SETTINGS.basis_side:
         places = torch.arange(n, device="cpu").split(step)
-        return math.sqrt(sum(_square(side, _unit_rows(part, n)) for part in places)), True
+        basis = (nn.functional.one_hot(part, n) for part in places)
+        return math.sqrt(sum(_square(side, rows) for rows in basis)), True
     samples = _SETTINGS.samples
-    counts = [min(step, samples - start) for start in range(0, samples, step)]
-    total = sum(_square(side, _random_signs(count, n, generator)) for count in counts)
+    shapes = ((min(step, samples - start), n) for start in range(0, samples, step))
+    bits = functools.partial(torch.randint, 2, generator=generator, dtype=torch.int8, device="cpu")
+    total = sum(_square(side, 2 * bits(shape) - 1) for shape in shapes)
     return math.sqrt(total / samples), False
 
 
 def _square(op: LinearOperator, rows: Tensor) -> float:
     return sum_of_squares(op.forward_rows(rows.to(op.device, op.dtype)))
-
-
-def _unit_rows(places: Tensor, n: int) -> Tensor:
-    return torch.nn.functional.one_hot(places, n)
-
-
-def _random_signs(count: int, n: int, generator: torch.Generator) -> Tensor:
-    bits = torch.randint(2, (count, n), generator=generator, dtype=torch.int8, device="cpu")
-    return 2 * bits - 1

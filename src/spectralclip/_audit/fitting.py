@@ -35,7 +35,6 @@ class FittingTable(Table):
         self._whole = sheet
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw it, as wide as there is room."""
         sheet = fitted(self._whole, options.max_width)
         if sheet is None:
             yield Text(as_lines(self._whole), overflow="fold")

@@ -22,6 +22,8 @@ from spectralclip.report import AUDIT, COMPARISON, VERSION, require_document
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+_READERS = {AUDIT: "Audit.from_json", COMPARISON: "AuditComparison.from_json"}
+
 
 def document_of(format_: str, record: DataclassInstance) -> dict[str, Any]:
     """A record of plain values as a document of the given format."""
@@ -52,10 +54,12 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_document(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """A document from JSON text, from the path of a file, or as it is."""
+def read_document(
+    source: str | os.PathLike[str] | Mapping[str, Any], format_: str
+) -> Mapping[str, Any]:
+    """A document of the given format, from JSON text, from the path of a file, or as it is."""
     if isinstance(source, Mapping):
-        document, origin = dict(source), "The document"
+        document, origin = source, "The document"
     else:
         is_text = isinstance(source, str) and source.lstrip().startswith("{")
         origin = "The text" if is_text else str(source)
@@ -67,17 +71,15 @@ def read_document(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[st
                 f"{origin} is no JSON ({error}). Expected what Audit.to_json has written; it may "
                 "have been cut short."
             ) from error
-    require_document(document, origin, AUDIT, COMPARISON)
-    return dict(document)
+    require_document(document, origin, *_READERS)
+    found = document["format"]
+    if found != format_:
+        raise ValueError(f"Expected {format_!r}, got {found!r}: read it with {_READERS[found]}.")
+    return document
 
 
 def audit_fields(document: Mapping[str, Any]) -> dict[str, Any]:
     """The attributes of the audit that a document describes."""
-    if document.get("format") != AUDIT:
-        raise ValueError(
-            f"Expected an audit, got {document.get('format')!r}: read a comparison with "
-            "AuditComparison.from_json."
-        )
     try:
         bound = document["lipschitz"]
         return {

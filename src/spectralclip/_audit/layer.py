@@ -78,13 +78,7 @@ class Change(NamedTuple):
 
 
 def change_of(name: str, before: Interval | None, after: Interval | None) -> Change:
-    """The row of a comparison."""
     if before is None or after is None or before.lower + before.upper == 0:
         return Change(name, before, after, None)
     ratio = (after.lower + after.upper) / (before.lower + before.upper)
     return Change(name, before, after, ratio - 1)
-
-
-def percent(change: float | None) -> str:
-    """A change as it is shown."""
-    return "" if change is None else f"{change:+.1%}"

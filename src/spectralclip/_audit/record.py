@@ -10,20 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, final
 
 from torch import Tensor
 
+from spectralclip._audit import table as tables
 from spectralclip._audit.json import audit_fields, document_of, read_document, to_text
-from spectralclip._audit.layer import Change, LayerAudit, change_of, percent
+from spectralclip._audit.layer import Change, LayerAudit, change_of
 from spectralclip._audit.left_out import NETWORK, uncertified
-from spectralclip._audit.table import (
-    CHANGE_COLUMNS,
-    LAYER_COLUMNS,
-    Sheet,
-    bound_text,
-    interval_text,
-    layer_row,
-    plain_table,
-    rich_table,
-    row_name,
-)
+from spectralclip._audit.table import Sheet
 from spectralclip._common import shown_name, shown_reason, write_text
 from spectralclip._lipschitz import NetworkBound, certified_radius
 from spectralclip.report import AUDIT, COMPARISON, VERSION, render, render_fragment
@@ -39,10 +30,10 @@ class _Record(ABC):
 
     def table(self) -> Table:
         """A table for `rich.print`, a line for each layer."""
-        return rich_table(self._sheet())
+        return tables.rich_table(self._sheet())
 
     def __str__(self) -> str:
-        return plain_table(self._sheet())
+        return tables.plain_table(self._sheet())
 
     @abstractmethod
     def _sheet(self) -> Sheet: ...
@@ -52,11 +43,17 @@ class _Record(ABC):
 
     def to_json(self, path: PathLike | None = None) -> str:
         """JSON text (`docs/audit-schema.md`), also written to a file if given one."""
-        return _written(to_text(self.to_dict()), path)
+        text = to_text(self.to_dict())
+        if path is not None:
+            write_text(path, text)
+        return text
 
     def to_html(self, path: PathLike | None = None, *, title: str | None = None) -> str:
         """A page that needs nothing else, also written to a file if given one."""
-        return _written(render(self.to_dict(), title=title), path)
+        page = render(self.to_dict(), title=title)
+        if path is not None:
+            write_text(path, page)
+        return page
 
     def _repr_html_(self) -> str:
         return render_fragment(self.to_dict())
@@ -167,13 +164,13 @@ class Audit(_Record):
         ]
         return Sheet(
             f"{self.model}: {self.parameters:,} parameters",
-            LAYER_COLUMNS,
-            [layer_row(layer) for layer in self.layers],
+            tables.LAYER_COLUMNS,
+            [tables.layer_row(layer) for layer in self.layers],
             "\n".join([self._bound_text(), *left_out]),
         )
 
     def _bound_text(self) -> str:
-        return bound_text(self.lipschitz, failed=NETWORK in self.skipped)
+        return tables.bound_text(self.lipschitz, failed=NETWORK in self.skipped)
 
     def to_dict(self) -> dict[str, Any]:
         """What `to_json` writes, as a dictionary."""
@@ -186,7 +183,7 @@ class Audit(_Record):
         Raises:
             ValueError: It is no audit, or one of a version that cannot be read.
         """
-        return cls(**audit_fields(read_document(source)))
+        return cls(**audit_fields(read_document(source, AUDIT)))
 
 
 @final
@@ -213,16 +210,8 @@ class AuditComparison(_Record):
         before, after = (audit._bound_text() for audit in (self.before, self.after))
         return Sheet(
             f"{self.before.model}, before and after",
-            CHANGE_COLUMNS,
-            [
-                (
-                    row_name(row.name),
-                    interval_text(row.before),
-                    interval_text(row.after),
-                    percent(row.change),
-                )
-                for row in self.rows
-            ],
+            tables.CHANGE_COLUMNS,
+            [tables.change_row(row) for row in self.rows],
             f"before: {before}\nafter: {after}",
         )
 
@@ -238,17 +227,5 @@ class AuditComparison(_Record):
         Raises:
             ValueError: It is no comparison, or one of a version that cannot be read.
         """
-        document = read_document(source)
-        if document["format"] != COMPARISON:
-            raise ValueError(
-                f"Expected a comparison, got {document['format']!r}: read an audit with "
-                "Audit.from_json."
-            )
-        before, after = (Audit.from_json(document.get(key, {})) for key in ("before", "after"))
-        return cls(before, after)
-
-
-def _written(text: str, path: PathLike | None) -> str:
-    if path is not None:
-        write_text(path, text)
-    return text
+        document = read_document(source, COMPARISON)
+        return cls(*(Audit.from_json(document.get(key, {})) for key in ("before", "after")))

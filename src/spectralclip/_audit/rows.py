@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, final
 
 from torch import nn
 
-from spectralclip._audit.describe import Numbers, compensates, geometry_of, kind_of, remark_on
-from spectralclip._audit.examine import BATCH_NORM, Findings, Request, row_shape
+from spectralclip._audit.describe import compensates, geometry_of, kind_of, remark_on
+from spectralclip._audit.examine import Findings, Request, row_shape
 from spectralclip._audit.layer import LayerAudit
 from spectralclip._audit.work import Job
 from spectralclip._bounds import Interval
 from spectralclip._common import Shape
-from spectralclip._models import FoundLayer, Survey, distinct_shapes, gathered
+from spectralclip._models import BATCH_NORM, FoundLayer, Survey, distinct_shapes, gathered
 
 Key: TypeAlias = tuple[int, ...]
 """A composition by the identities of its modules."""
@@ -65,7 +65,6 @@ def _row(layer: FoundLayer, role: Literal["layer", "chain"]) -> Row:
 
 
 def key_of(modules: Sequence[nn.Module]) -> Key:
-    """What a composition is known by."""
     return tuple(map(id, modules))
 
 
@@ -117,20 +116,9 @@ class Book:
             yield row.layer.name, findings.error or self._layer(row, findings, chain)
 
     def _layer(self, row: Row, findings: Findings, chain: str) -> LayerAudit:
-        layer, shape = row.layer, findings.in_shape
-        interval, norm = findings.intervals[shape], findings.norm(shape)
-        values = _within(findings.values, interval)
-        numbers = Numbers(
-            interval,
-            norm,
-            values[1] if len(values) > 1 else 0.0,
-            self._reshaped_norm(row, findings),
-            self._batch_norm(row),
-            self._without_batch_norm(row, shape),
-            chain,
-        )
+        layer, shape, norm = row.layer, findings.in_shape, findings.values[0]
         own = {id(p): p.numel() for module in layer.modules for p in module.parameters()}
-        return LayerAudit(
+        found = LayerAudit(
             name=layer.name,
             role=row.role,
             parts=tuple(layer.name.split("+")),
@@ -141,17 +129,18 @@ class Book:
             uses=layer.uses,
             parameters=sum(own.values()),
             shared=layer.shared,
-            norm=interval,
-            singular_values=values,
+            norm=findings.intervals[shape],
+            singular_values=findings.values,
             frobenius=findings.frobenius,
             frobenius_is_exact=findings.frobenius_is_exact,
             stable_rank=(findings.frobenius / norm) ** 2 if norm else 0.0,
-            reshaped_norm=numbers.reshaped_norm,
-            batch_norm=numbers.batch_norm,
-            linear=numbers.linear,
-            compensates=compensates(numbers),
-            remark=remark_on(numbers),
+            reshaped_norm=self._reshaped_norm(row, findings),
+            batch_norm=self._batch_norm(row),
+            linear=self._without_batch_norm(row, shape),
+            compensates=False,
+            remark="",
         )
+        return replace(found, compensates=compensates(found), remark=remark_on(found, chain))
 
     def _reshaped_norm(self, row: Row, findings: Findings) -> float | None:
         """What torch would see of the one kernel, if there is one."""
@@ -169,9 +158,3 @@ class Book:
     def _without_batch_norm(self, row: Row, shape: Shape) -> float | None:
         findings = self._findings.get(key_of(row.without_batch_norm))
         return None if findings is None or findings.error else findings.norm(shape)
-
-
-def _within(values: Sequence[float], interval: Interval) -> tuple[float, ...]:
-    """Values found to a tolerance, as far as the interval knows better."""
-    first = max(values[0], interval.lower) if values else 0.0
-    return tuple(min(value, interval.upper) for value in (first, *values[1:]))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from spectralclip._audit.layer import LayerAudit
+from spectralclip._audit.layer import Change, LayerAudit
 from spectralclip._bounds import Interval
 from spectralclip._common import ITSELF, printable, shown_name, shown_reason
 from spectralclip._lipschitz import NetworkBound
@@ -56,7 +56,6 @@ CHANGE_COLUMNS = (
 
 
 def layer_row(layer: LayerAudit) -> tuple[str, ...]:
-    """One line of an audit."""
     apart = "" if layer.batch_norm is None else f"{layer.linear or 0:.3g} x {layer.batch_norm:.3g}"
     return (
         row_name(layer.name),
@@ -66,6 +65,11 @@ def layer_row(layer: LayerAudit) -> tuple[str, ...]:
         "" if layer.reshaped_norm is None else f"{layer.reshaped_norm:.3g}",
         f"{layer.stable_rank:.3g}",
     )
+
+
+def change_row(row: Change) -> tuple[str, ...]:
+    change = "" if row.change is None else f"{row.change:+.1%}"
+    return row_name(row.name), interval_text(row.before), interval_text(row.after), change
 
 
 def _what(layer: LayerAudit) -> str:
@@ -105,7 +109,6 @@ def bound_text(bound: NetworkBound | None, *, failed: bool = False) -> str:
 
 
 def rich_table(sheet: Sheet) -> Table:
-    """The table, for a rich console."""
     try:
         for module in ("rich.table", "rich.text"):
             importlib.import_module(module)
@@ -166,15 +169,8 @@ def plain_table(sheet: Sheet) -> str:
     headings = [column.heading for column in sheet.columns]
     lines = [[printable(cell) for cell in row] for row in (headings, *sheet.rows)]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    left = [column.justify == "left" for column in sheet.columns]
-    body = [_line(cells, widths, left) for cells in lines]
+    signs = ["<" if column.justify == "left" else ">" for column in sheet.columns]
+    formats = [f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True)]
+    body = ["  ".join(formats).format(*cells).rstrip() for cells in lines]
     rule = "-" * max(map(len, body))
     return "\n".join([printable(sheet.title), body[0], rule, *body[1:], rule, sheet.footer])
-
-
-def _line(cells: Iterable[str], widths: Iterable[int], left: Iterable[bool]) -> str:
-    padded = (
-        cell.ljust(width) if side else cell.rjust(width)
-        for cell, width, side in zip(cells, widths, left, strict=True)
-    )
-    return "  ".join(padded).rstrip()

@@ -43,7 +43,6 @@ class Job(NamedTuple):
 def examined(
     jobs: Sequence[Job], request: Request, workers: Workers, steps: Steps
 ) -> list[Findings]:
-    """What was found for each job, whoever did it."""
     if workers == "ranks":
         return _over_ranks(jobs, request, steps)
     if workers == 1 or len(jobs) < 2:

@@ -2,30 +2,31 @@
 
 from spectralclip._common.amx import FaultyProcessorError, explained, needed
 from spectralclip._common.commands import (
-    BAD_INPUT,
     FINE,
     INTERRUPTED,
-    NOBODY_READS,
     TERMINATED,
     Problem,
     Terminated,
-    cannot,
+    file_problems,
     guarded,
     note,
     one_line,
 )
 from spectralclip._common.files import replacing, require_writable, write_text, write_texts
-from spectralclip._common.numbers import checked_generator, checked_seed, positive_number
+from spectralclip._common.numbers import (
+    Shape,
+    as_shape,
+    checked_generator,
+    checked_seed,
+    positive_number,
+)
 from spectralclip._common.progress import Progress, Steps, shown
-from spectralclip._common.shapes import Shape, as_shape
 from spectralclip._common.text import ITSELF, printable, shown_name, shown_reason
 
 __all__ = [
-    "BAD_INPUT",
     "FINE",
     "INTERRUPTED",
     "ITSELF",
-    "NOBODY_READS",
     "TERMINATED",
     "FaultyProcessorError",
     "Problem",
@@ -34,10 +35,10 @@ __all__ = [
     "Steps",
     "Terminated",
     "as_shape",
-    "cannot",
     "checked_generator",
     "checked_seed",
     "explained",
+    "file_problems",
     "guarded",
     "needed",
     "note",

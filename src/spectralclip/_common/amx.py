@@ -53,12 +53,6 @@ def needed(
 
     Costs nothing where no AMX is reported, or the user has decided; else a process that loads
     torch, once for each machine and version of torch: the answer is kept.
-
-    Args:
-        environment: Of this process, by default.
-        python: The interpreter that tries the products.
-        cpuinfo: Where the kernel says what the CPU has.
-        patience: Seconds after which the products hang.
     """
     environment = os.environ if environment is None else environment
     if VARIABLE in environment:
@@ -144,11 +138,7 @@ def _remember(path: Path, machine: Mapping[str, str], faults: bool) -> None:
 
 
 class FaultyProcessorError(Exception):
-    """OneDNN has failed in this process, and will go on to.
-
-    Of no more special kind, since it is not about a layer: where one odd layer is passed over,
-    this is not.
-    """
+    """OneDNN has failed in this process, and will go on to: no odd layer that is passed over."""
 
 
 def explained(error: Exception) -> FaultyProcessorError | None:

@@ -12,10 +12,9 @@ from contextlib import contextmanager
 from typing import Any, final
 
 from spectralclip._common.amx import FaultyProcessorError
-from spectralclip._common.text import printable
+from spectralclip._common.text import printable, shown_reason
 
 FINE, BAD_INPUT, INTERRUPTED, NOBODY_READS, TERMINATED = 0, 2, 130, 141, 143
-LONGEST = 400  # characters of a foreign message that are shown
 
 
 class Problem(Exception):
@@ -37,12 +36,8 @@ def guarded(
 ) -> int:
     """Run a command and return its exit code; an error becomes one line on stderr.
 
-    Args:
-        run: The command, which returns its exit code.
-        debug: Whether an error's traceback is printed too.
-        notes: What to say for an exit code, such as that nothing was written.
-        interrupts: What Ctrl-C raises, by itself or through the parser of the command line.
-        broken_pipe: What is raised where nobody reads the output any more.
+    With an exit code of the `notes` comes what they say. The parser of the command line may put
+    `interrupts` in the place of Ctrl-C, and output may raise a `broken_pipe` of its own.
     """
     try:
         with _unwound_by_sigterm():
@@ -72,19 +67,23 @@ def note(text: str) -> None:
 
 def one_line(error: BaseException) -> str:
     """A foreign error's message on one line, or its type where it has none."""
-    text = " ".join(str(error).split())
-    if len(text) > LONGEST:
-        text = f"{text[:LONGEST]} ..."
-    return text or type(error).__name__
+    return shown_reason(str(error)) or type(error).__name__
 
 
-def cannot(action: str, error: OSError) -> Problem:
-    """A file that cannot be read or written, as a problem."""
-    return Problem(f"cannot {action} {error.filename}: {error.strerror or one_line(error)}.")
+def _cannot(action: str, error: OSError) -> str:
+    return f"cannot {action} {error.filename}: {error.strerror or one_line(error)}."
+
+
+@contextmanager
+def file_problems(action: str) -> Iterator[None]:
+    """A file that cannot be read or written in the block is a problem of the user's."""
+    try:
+        yield
+    except OSError as error:
+        raise Problem(_cannot(action, error)) from error
 
 
 def _message(error: Exception) -> str:
-    """One line on what is wrong."""
     if hasattr(error, "format_message"):  # of the parser of the command line
         context = getattr(error, "ctx", None)
         where = f"{context.command_path} " if context is not None else ""
@@ -95,7 +94,7 @@ def _message(error: Exception) -> str:
     if isinstance(error, (ValueError, FaultyProcessorError)):
         return one_line(error)
     if isinstance(error, OSError) and error.filename is not None:
-        return str(cannot("use", error))
+        return _cannot("use", error)
     return f"{type(error).__name__}: {one_line(error)} (--debug shows where)"
 
 

@@ -21,28 +21,16 @@ from typing import BinaryIO
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A binary file to write to, which takes the place of `path` when the block ends well.
 
-    A symbolic link is followed, and an older file's permissions are kept.
-
-    Raises:
-        OSError: The file cannot be written; nothing has changed then.
+    A symbolic link is followed, and an older file's permissions are kept. If it cannot be written,
+    nothing has changed.
     """
-    target = _target(path)
-    # The name is known before the file exists, so that there is no moment at which an interrupt
-    # would leave a file that nobody removes. It does not grow with the target's name.
-    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
-    try:
+    with _temporary_for(path) as (temporary, target):
         with open(temporary, "xb") as file:
             yield file
             _settle(file)
         if target.exists():
             temporary.chmod(stat.S_IMODE(target.stat().st_mode))
         os.replace(temporary, target)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
-            # The reader knows the file asked for, not the temporary one.
-            raise type(error)(error.errno, error.strerror, str(path)) from error
-        raise
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -70,15 +58,26 @@ def require_writable(path: str | os.PathLike[str]) -> None:
 
     A file is really made in the folder, and removed: permissions do not tell of read-only disks.
     """
+    with _temporary_for(path) as (probe, _), open(probe, "xb"):
+        pass
+
+
+@contextmanager
+def _temporary_for(path: str | os.PathLike[str]) -> Iterator[tuple[Path, Path]]:
+    """The name of a file in the same folder, which is gone afterwards, and the file to replace."""
     target = _target(path)
-    probe = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    # The name is known before the file exists, so that there is no moment at which an interrupt
+    # would leave a file that nobody removes. It does not grow with the target's name.
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
-        with open(probe, "xb"):
-            pass
+        yield temporary, target
     except OSError as error:
-        raise type(error)(error.errno, error.strerror, str(path)) from error
+        if error.filename in (None, str(temporary)):
+            # The reader knows the file asked for, not the temporary one.
+            raise type(error)(error.errno, error.strerror, str(path)) from error
+        raise
     finally:
-        probe.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _target(path: str | os.PathLike[str]) -> Path:

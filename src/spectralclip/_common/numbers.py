@@ -1,13 +1,18 @@
-"""Numbers as users give them: of Python, NumPy or torch."""
+"""Numbers and shapes as users give them: of Python, NumPy or torch."""
 
 from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+
+Shape: TypeAlias = tuple[int, ...]
+"""Of a tensor, without its batch dimension."""
 
 # Beyond these, a layer in units of its bound leaves the range of single precision.
 LEAST_BOUND, MOST_BOUND = 1e-30, 1e30
@@ -16,12 +21,7 @@ LEAST_BOUND, MOST_BOUND = 1e-30, 1e30
 def positive_number(value: object, name: str) -> float:
     """A positive finite number as a float; NumPy's scalars and tensors of one entry are numbers.
 
-    Args:
-        value: What the user gave.
-        name: What it is called, for the error.
-
-    Raises:
-        ValueError: It is no real number, not positive, or beyond what single precision can tell.
+    It has to lie within what single precision can tell; errors call it by its `name`.
     """
     number: object = value
     if isinstance(value, (Tensor, np.ndarray, np.generic)) and value.ndim == 0:
@@ -40,12 +40,7 @@ def positive_number(value: object, name: str) -> float:
 
 
 def checked_seed(seed: object) -> int:
-    """A seed as an integer.
-
-    Raises:
-        TypeError: It is no integer.
-        ValueError: It is negative, or has more than 63 bits.
-    """
+    """A seed as an integer of at most 63 bits."""
     if isinstance(seed, bool) or not hasattr(seed, "__index__") or isinstance(seed, Tensor):
         raise TypeError(f"seed must be an integer such as 0, got {seed!r}.")
     number = operator.index(seed)
@@ -55,11 +50,7 @@ def checked_seed(seed: object) -> int:
 
 
 def checked_generator(generator: object) -> torch.Generator:
-    """A source of random numbers; without one, the same for each call.
-
-    Raises:
-        TypeError: It is something else, such as a seed.
-    """
+    """A source of random numbers; without one, the same for each call."""
     if generator is None:
         return torch.Generator("cpu").manual_seed(0)
     if not isinstance(generator, torch.Generator):
@@ -68,3 +59,9 @@ def checked_generator(generator: object) -> torch.Generator:
             "torch.Generator().manual_seed(seed)."
         )
     return generator
+
+
+def as_shape(in_shape: Sequence[int] | int) -> Shape:
+    """A shape as a tuple; a single size stands for a shape of one entry."""
+    sizes = (in_shape,) if isinstance(in_shape, int) else in_shape
+    return tuple(operator.index(size) for size in sizes)

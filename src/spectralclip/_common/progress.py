@@ -28,11 +28,9 @@ class Steps:
         self._began: dict[str, float] = {}
 
     def begin(self, name: str) -> None:
-        """A step is under way from now on."""
         self._began[name] = time.monotonic()
 
     def done(self, name: str) -> None:
-        """A step has ended."""
         now = time.monotonic()
         self._completed += 1
         self._tell(self._completed, self._total, name, now - self._began.pop(name, now))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from spectralclip._bounds import Interval, check_request
-from spectralclip._common import Shape, checked_seed
+from spectralclip._bounds import check_request
+from spectralclip._common import checked_seed
 from spectralclip._lipschitz.chain_norms import IntervalOf, Norms, standard_intervals
 from spectralclip._lipschitz.examples import Call, examples_of, first_run, outputs
 from spectralclip._lipschitz.flow import Flow, alike
@@ -33,6 +34,8 @@ from spectralclip._operators import describe, plain_numerics
 
 _ROUNDING = 1e-3  # by which a lower end may exceed an upper one that is as tight as can be
 _CHANGES = "its forward pass changes its own weights, so that it is another function each time"
+_NO_INPUT = "no input has floating-point numbers, and none goes through an embedding"
+_FIXED = "integer inputs are held fixed: the bound is with respect to what this embedding makes"
 _MISSED = (
     "something that the model does was not followed, or it says of its derivatives what they are "
     "not"
@@ -118,7 +121,7 @@ def network_bound(
     _require_weights(model)
     together, changed = first_run(model, whole)
     if changed:
-        return _nowhere("", type(model).__name__, f"{_CHANGES}: {', '.join(changed)}")
+        return _nowhere(model, f"{_CHANGES}: {', '.join(changed)}")
     examples, parts = examples_of(model, whole, together)
     survey = survey or Survey.of(model, Inputs(tuple(examples[0][0]), examples[0][1]))
     as_one = taken_as_one(survey)
@@ -129,9 +132,9 @@ def network_bound(
     return _not_refuted(replace(bound, steps=bound.steps + remarks), model, whole)
 
 
-def _nowhere(where: str, operation: str, reason: str) -> NetworkBound:
-    """Nothing is known."""
-    return NetworkBound(0.0, math.inf, 0.0, math.inf, (Unbounded(where, operation, reason),))
+def _nowhere(model: nn.Module, reason: str) -> NetworkBound:
+    place = Unbounded("", type(model).__name__, reason)
+    return NetworkBound(0.0, math.inf, 0.0, math.inf, (place,))
 
 
 def _not_refuted(bound: NetworkBound, model: nn.Module, whole: Call) -> NetworkBound:
@@ -160,15 +163,21 @@ def _from_above(
     Where the model decides by its input, parts of an example may go other ways, and count too.
     """
     flows: list[Flow] = []
+
+    def add(call: Call) -> None:
+        flow = follow(model, *call, as_one)
+        if not any(alike(flow, other) for other in flows):
+            flows.append(flow)
+
     try:
         for example in examples:
-            _add(flows, follow(model, *example, as_one))
+            add(example)
         for part in parts if any(flow.decides for flow in flows) else ():
-            _add(flows, follow(model, *part, as_one))
+            add(part)
     except NotFollowedError as error:
         for example in examples:  # if it was not that, the same error will come again
             outputs(model, example)
-        return _nowhere("", type(model).__name__, f"it does not run while followed: {error}")
+        return _nowhere(model, f"it does not run while followed: {error}")
     bounds = [_of_flow(flow, interval_of, otherwise) for flow in flows]
     largest = max(bounds, key=lambda bound: bound.upper)
     if len(bounds) == 1:
@@ -181,21 +190,17 @@ def _from_above(
     )
 
 
-def _add(flows: list[Flow], flow: Flow) -> None:
-    """Add a flow to others, unless it is among them."""
-    if not any(alike(flow, other) for other in flows):
-        flows.append(flow)
-
-
 def _of_flow(flow: Flow, interval_of: IntervalOf, otherwise: IntervalOf) -> NetworkBound:
-    """The bound of one way through the model."""
     flow = with_gates(flow)
     norms = Norms(flow, interval_of, otherwise)
     found = Propagation(flow, norms)
-    places = [*found.unbounded, *_more_unbounded(flow)]
+    places = [*found.unbounded, *(Unbounded(*escape) for escape in flow.escapes)]
+    if flow.nodes[0].shape == (0,):
+        places.append(Unbounded("", "inputs", _NO_INPUT))
     if math.isnan(found.upper) or math.isnan(found.product):
         places.append(Unbounded("", "bound", "a norm is not a number"))
-    remarks = [Step(where, "remark", 1.0, found.upper, why) for where, why in _remarks(flow)]
+    told = [*flow.remarks, *((where, _FIXED) for where in flow.embedded)]
+    remarks = [Step(where, "remark", 1.0, found.upper, why) for where, why in told]
     return NetworkBound(
         lower=0.0,
         upper=math.inf if places else found.upper,
@@ -208,15 +213,8 @@ def _of_flow(flow: Flow, interval_of: IntervalOf, otherwise: IntervalOf) -> Netw
 
 def _remembered(interval_of: IntervalOf) -> IntervalOf:
     """The same, asked but once for the same modules."""
-    known: dict[object, Interval] = {}
-
-    def remembered(modules: Sequence[nn.Module], in_shape: Shape) -> Interval:
-        key = (tuple(modules), in_shape)
-        if key not in known:
-            known[key] = interval_of(modules, in_shape)
-        return known[key]
-
-    return remembered
+    known = functools.cache(interval_of)
+    return lambda modules, in_shape: known(tuple(modules), in_shape)
 
 
 def _require_weights(model: nn.Module) -> None:
@@ -227,24 +225,9 @@ def _require_weights(model: nn.Module) -> None:
                 f"{name!r} of {describe(model)} was made in torch.inference_mode(), and autograd "
                 "cannot work with it. Build or load the model outside of it."
             )
-        wide = parameter.detach()
-        wide = wide.float() if wide.element_size() < 2 else wide
+        wide = parameter.float() if parameter.element_size() < 2 else parameter
         if wide.is_floating_point() and not bool(torch.isfinite(wide).all()):
             raise ValueError(
                 f"{name!r} of {describe(model)} holds NaN or infinite values: the network has no "
                 "Lipschitz constant. Restore finite weights."
             )
-
-
-def _more_unbounded(flow: Flow) -> list[Unbounded]:
-    """What keeps the network from having a bound, besides the rules."""
-    found = [Unbounded(*escape) for escape in flow.escapes]
-    if flow.nodes[0].shape == (0,):
-        why = "no input has floating-point numbers, and none goes through an embedding"
-        found.append(Unbounded("", "inputs", why))
-    return found
-
-
-def _remarks(flow: Flow) -> list[tuple[str, str]]:
-    why = "integer inputs are held fixed: the bound is with respect to what this embedding makes"
-    return [*flow.remarks, *((where, why) for where in flow.embedded)]

@@ -61,17 +61,11 @@ class Norms:
 
     def of_chain(self, base: int, nodes: Sequence[Node]) -> Interval:
         """Of all that leads from a node to the last of the others, as one operator."""
-        stages = self._stages(base, nodes)
-        if stages is None:
-            start = self._flow.nodes[base]
-            replay = Replay(start, nodes)
-            key = (base, nodes[-1].index)
-            return self._kept(key, lambda: self._otherwise([replay], start.shape or (1,)))
-        modules, shape = stages
-        if any(isinstance(module, Replay) for module in modules):
-            key = (base, nodes[-1].index)
-            return self._kept(key, lambda: self._otherwise(modules, shape))
-        return self.of_modules(modules, shape)
+        start = self._flow.nodes[base]
+        stages = self._stages(base, nodes) or ([Replay(start, nodes)], start.shape or (1,))
+        if any(isinstance(module, Replay) for module in stages[0]):
+            return self._kept((base, nodes[-1].index), lambda: self._otherwise(*stages))
+        return self.of_modules(*stages)
 
     def largest_count(self, node: Node, source: int) -> float:
         """For an operation that copies entries: the root of how often it uses one at most.
@@ -147,7 +141,6 @@ class Norms:
         return stages, self._flow.nodes[base].shape[1:]
 
     def _run(self, run: list[Node]) -> list[nn.Module]:
-        """A run of operations as one layer."""
         if not run:
             return []
         start = self._flow.nodes[run[0].inputs[0]]
@@ -167,7 +160,6 @@ class Norms:
 
 
 def standard_intervals(tol: float, failure: float, deterministic: bool, seed: int) -> IntervalOf:
-    """Intervals from `norm_bounds`, with these settings."""
 
     def interval_of(modules: Sequence[nn.Module], in_shape: Shape) -> Interval:
         return norm_bounds(

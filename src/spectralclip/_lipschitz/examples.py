@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias, final
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from spectralclip._linalg import wide
+from spectralclip._lipschitz.jacobian import nudged
 from spectralclip._lipschitz.recording import hides_tensors, written_by
 from spectralclip._models import OperationsMode, in_evaluation, is_sharded_tensor, tensors_in
 
@@ -76,30 +77,24 @@ def _apart(
 
 def _row(whole: Call, place: int) -> Call:
     """One example of a batch, as a batch of one."""
-    given = (list(whole[0]), dict(whole[1]))
-    row: Call = tree_map_only(Tensor, lambda x: x[place : place + 1], given)
-    return row
+    return _each(whole, lambda x: x[place : place + 1])
+
+
+def _each(call: Call, change: Callable[[Tensor], Tensor]) -> Call:
+    """The same call with each of its tensors changed."""
+    changed: Call = tree_map_only(Tensor, change, (list(call[0]), dict(call[1])))
+    return changed
 
 
 def _moved(whole: Call) -> Call:
     """The same batch, each number moved by about as much as it is large."""
     generator = torch.Generator("cpu").manual_seed(0)
-
-    def moved(x: Tensor) -> Tensor:
-        if not x.is_floating_point():
-            return x
-        size = float(wide(x).square().mean().sqrt()) if x.numel() else 0.0
-        noise = torch.randn(x.shape, generator=generator, device="cpu").to(x)
-        return x.detach() + (size or 1.0) * noise
-
-    given: Call = tree_map_only(Tensor, moved, (list(whole[0]), dict(whole[1])))
-    return given
+    return _each(whole, lambda x: nudged(x, 1.0, generator) if x.is_floating_point() else x)
 
 
 def outputs(model: nn.Module, call: Call) -> list[Tensor]:
     """The tensors that a model returns, as in evaluation; it is left as it was."""
-    given = (list(call[0]), dict(call[1]))
-    args, kwargs = tree_map_only(Tensor, lambda x: x.detach().clone(), given)
+    args, kwargs = _each(call, lambda x: x.detach().clone())
     with torch.no_grad(), in_evaluation(model):
         return list(tensors_in(model(*args, **kwargs)))
 
@@ -125,7 +120,6 @@ class _Guard(OperationsMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Copy what is about to be written into, and go on."""
         for tensor in written_by(func, args, kwargs or {}):
             name, whole = self._by_memory.get(_memory(tensor), ("", tensor))
             if name and name not in self.copies:

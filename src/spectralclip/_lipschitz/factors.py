@@ -40,9 +40,7 @@ def elu(node: Node) -> float:
 def rrelu(node: Node) -> float:
     """In evaluation, the mean of the two slopes; in training, one that is drawn at random."""
     lower, upper = float(node.argument("lower")), float(node.argument("upper"))
-    if node.argument("training"):
-        return math.inf
-    return max(1.0, abs(lower + upper) / 2)
+    return math.inf if node.argument("training") else max(1.0, abs(lower + upper) / 2)
 
 
 def softplus(node: Node) -> float:
@@ -54,7 +52,6 @@ def softplus(node: Node) -> float:
 
 
 def prelu(node: Node) -> float:
-    """The largest of its slopes."""
     slopes = node.argument("weight")
     if not isinstance(slopes, Tensor) or slopes.numel() == 0:
         return math.inf
@@ -67,11 +64,8 @@ def threshold(node: Node) -> float:
 
 
 def power(node: Node) -> float:
-    """The power of one alone."""
-    exponent = node.argument("exponent")
-    if isinstance(exponent, Tensor):
-        return 1.0 if bool((exponent == 1).all()) else math.inf
-    return 1.0 if exponent == 1 else math.inf
+    exponent = torch.as_tensor(node.argument("exponent"))
+    return 1.0 if bool((exponent == 1).all()) else math.inf
 
 
 def dropout(node: Node) -> float:
@@ -80,7 +74,6 @@ def dropout(node: Node) -> float:
 
 
 def leaky_relu(node: Node) -> float:
-    """The larger of its two slopes."""
     return max(1.0, abs(float(node.argument("negative_slope", 0.01))))
 
 
@@ -90,16 +83,7 @@ def celu(node: Node) -> float:
 
 
 def gelu(node: Node) -> float:
-    """Exact, or by tanh."""
     return GELU_TANH if node.argument("approximate") == "tanh" else GELU
-
-
-def ordered_factor(node: Node, source: Shape) -> float:
-    """Sorting, or taking some of the sorted numbers, moves them closer together, not apart.
-
-    `logsumexp` has the weights of a softmax for its gradient, whose length is at most one.
-    """
-    return 1.0
 
 
 def running_factor(node: Node, source: Shape) -> tuple[float, str]:
@@ -177,7 +161,6 @@ def _axes(node: Node) -> int:
 
 
 def _each(sizes: int | Sequence[int], axes: int) -> tuple[int, ...]:
-    """One size for each axis."""
     values = (sizes,) if isinstance(sizes, int) else tuple(sizes)
     return values * axes if len(values) == 1 else values
 
@@ -210,11 +193,6 @@ def statistics_factor(node: Node, source: Shape) -> tuple[float, str]:
         return math.inf, ""
     largest = float(weight.abs().max()) if isinstance(weight, Tensor) else 1.0
     return largest / math.sqrt(eps), f"by its eps of {eps:g} alone, where all entries are alike"
-
-
-def training_batch_norm(node: Node, flow: Flow, norms: Norms) -> Rule:
-    """It uses the statistics of its input, whatever running ones it is given to update."""
-    return by_factor(statistics_factor)(node, flow, norms)
 
 
 def batch_norm(node: Node, flow: Flow, norms: Norms) -> Rule:
@@ -251,14 +229,12 @@ def normalize_factor(node: Node, source: Shape) -> tuple[float, str]:
 
 
 def _put_counts(node: Node, zeros: Tensor) -> Tensor:
-    one = torch.ones((), dtype=zeros.dtype, device=zeros.device)
-    return torch.index_put(zeros, node.argument("indices"), one, accumulate=True)
+    return torch.index_put(zeros, node.argument("indices"), zeros.new_ones(()), accumulate=True)
 
 
 def _scatter_counts(node: Node, zeros: Tensor) -> Tensor:
     index = node.argument("index")
-    ones = torch.ones(index.shape, dtype=zeros.dtype, device=zeros.device)
-    return zeros.scatter_add(node.argument("dim"), index, ones)
+    return zeros.scatter_add(node.argument("dim"), index, zeros.new_ones(index.shape))
 
 
 def _copy_counts(node: Node, zeros: Tensor) -> Tensor:
@@ -266,8 +242,7 @@ def _copy_counts(node: Node, zeros: Tensor) -> Tensor:
     shape = list(zeros.shape)
     if shape:
         shape[dim] = index.numel()
-    ones = torch.ones(shape, dtype=zeros.dtype, device=zeros.device)
-    return zeros.index_add(dim, index, ones)
+    return zeros.index_add(dim, index, zeros.new_ones(shape))
 
 
 def _written_once(counts: Callable[[Node, Tensor], Tensor]) -> RuleOf:

@@ -56,7 +56,6 @@ class Node:
     inputs: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Collect the nodes that it reads, each once."""
         refs = [ref.node for ref in leaves((self.args, self.kwargs)) if isinstance(ref, Ref)]
         self.inputs = tuple(dict.fromkeys(refs))
 
@@ -70,7 +69,6 @@ class Node:
         return default
 
     def reads(self, name: str) -> bool:
-        """Whether the argument of that name depends on the input."""
         return any(isinstance(leaf, Ref) for leaf in leaves(self.argument(name)))
 
 
@@ -95,25 +93,21 @@ class Flow:
 
     def needed(self) -> set[int]:
         """The nodes on which the output depends."""
-        found: set[int] = set()
-        queue = [len(self.nodes) - 1]
-        while queue:
-            index = queue.pop()
-            if index not in found:
-                found.add(index)
-                queue.extend(self.nodes[index].inputs)
-        return found
+        return self._before(len(self.nodes) - 1, set())
 
     def between(self, base: int, end: int) -> list[Node]:
         """The nodes after `base` that lead up to `end`, in order; all ways must begin at `base`."""
-        found: set[int] = {base}
+        return [self.nodes[index] for index in sorted(self._before(end, {base}) - {base})]
+
+    def _before(self, end: int, found: set[int]) -> set[int]:
+        """The nodes that lead up to one, itself included, and those that were found before."""
         queue = [end]
         while queue:
             index = queue.pop()
             if index not in found:
                 found.add(index)
                 queue.extend(self.nodes[index].inputs)
-        return [self.nodes[index] for index in sorted(found - {base})]
+        return found
 
 
 def signature(function: Any) -> Iterator[tuple[str, Any]]:
@@ -128,7 +122,6 @@ def signature(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def leaves(value: Any) -> list[Any]:
-    """The leaves of nested containers."""
     return tree_flatten(value)[0]
 
 
@@ -188,7 +181,6 @@ class Replay(nn.Module):
         return tree_map_only(Ref, lambda ref: values[ref.node], arguments)
 
     def extra_repr(self) -> str:
-        """The operations in order."""
         return " -> ".join(operations(self._nodes))
 
 
@@ -198,7 +190,6 @@ def piece(inputs: Tensor, start: int, shape: Shape) -> Tensor:
 
 
 def joined(outputs: Sequence[Tensor]) -> Tensor:
-    """All outputs side by side."""
     return torch.cat([output.flatten() for output in outputs])
 
 

@@ -17,7 +17,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
+from numpy.polynomial.polynomial import polyadd, polyder, polymul, polyval
 from torch import Tensor
 
 from spectralclip._lipschitz.flow import Flow, Node, Ref
@@ -35,7 +37,7 @@ class _Settings:
 _SETTINGS = _Settings()
 
 Polynomial: TypeAlias = tuple[float, ...]
-"""Coefficients, of the constant first."""
+"""Coefficients, of the constant first; that of the highest power is not zero."""
 
 
 class Gate(NamedTuple):
@@ -76,10 +78,7 @@ def _product_slope(first: Expression | None, second: Expression | None) -> float
         first, second = second, first
     if first is None or isinstance(first, Gate) or not isinstance(second, Gate):
         return None
-    linear = _trimmed(first)
-    if len(linear) != 2 or linear[0] != 0:
-        return None
-    return _steepest(linear[1], *second)
+    return _steepest(first[1], *second) if len(first) == 2 and first[0] == 0 else None
 
 
 # --- Expressions ------------------------------------------------------------------------------
@@ -137,42 +136,27 @@ def _expression(index: int, base: int, flow: Flow) -> Expression | None:
 def _times(first: Expression, second: Expression) -> Expression | None:
     if isinstance(first, Gate):
         first, second = second, first
-    if isinstance(first, Gate):
+    if isinstance(first, Gate) or (isinstance(second, Gate) and len(first) > 1):
         return None
     if isinstance(second, Gate):
-        factor = _trimmed(first)
-        if len(factor) > 1:
-            return None
-        return second._replace(shift=second.shift * factor[0], scale=second.scale * factor[0])
-    product = [0.0] * (len(first) + len(second) - 1)
-    for i, a in enumerate(first):
-        for j, b in enumerate(second):
-            product[i + j] += a * b
-    trimmed = _trimmed(tuple(product))
-    return trimmed if len(trimmed) <= _SETTINGS.degree + 1 else None
+        return second._replace(shift=second.shift * first[0], scale=second.scale * first[0])
+    product: Polynomial = tuple(map(float, polymul(first, second)))
+    return product if len(product) <= _SETTINGS.degree + 1 else None
 
 
-def _plus(first: Expression, second: Expression) -> Expression | None:
+def _plus(first: Expression | None, second: Expression | None) -> Expression | None:
     if isinstance(first, Gate):
         first, second = second, first
-    if isinstance(first, Gate):
+    if first is None or second is None or isinstance(first, Gate):
         return None
     if isinstance(second, Gate):
-        constant = _trimmed(first)
-        return second._replace(shift=second.shift + constant[0]) if len(constant) == 1 else None
-    size = max(len(first), len(second))
-    wide = [[*one, *[0.0] * (size - len(one))] for one in (first, second)]
-    return _trimmed(tuple(a + b for a, b in zip(*wide, strict=True)))
-
-
-def _scaled(one: Expression, factor: float) -> Expression | None:
-    return _times(one, (factor,))
+        return second._replace(shift=second.shift + first[0]) if len(first) == 1 else None
+    return tuple(map(float, polyadd(first, second)))
 
 
 def _sum(weights: Callable[[float], tuple[float, float]]) -> Any:
     def rule(parts: list[Expression], alpha: float) -> Expression | None:
-        scaled = [_scaled(part, w) for part, w in zip(parts, weights(alpha), strict=True)]
-        return None if scaled[0] is None or scaled[1] is None else _plus(scaled[0], scaled[1])
+        return _plus(*(_times(part, (w,)) for part, w in zip(parts, weights(alpha), strict=True)))
 
     return rule
 
@@ -188,7 +172,7 @@ def _power(parts: list[Expression], alpha: float) -> Expression | None:
 def _quotient(parts: list[Expression], alpha: float) -> Expression | None:
     divisor = parts[1]
     constant = not isinstance(divisor, Gate) and len(divisor) == 1 and divisor[0] != 0
-    return _scaled(parts[0], 1 / float(divisor[0])) if constant else None
+    return _times(parts[0], (1 / divisor[0],)) if constant else None
 
 
 def _squashed(name: str) -> Any:
@@ -207,25 +191,19 @@ _RULES: dict[str, Callable[[list[Expression], float], Expression | None]] = {
     "rsub": _sum(lambda alpha: (-alpha, 1.0)),
     "pow": _power,
     "square": lambda parts, alpha: _times(parts[0], parts[0]),
-    "neg": lambda parts, alpha: _scaled(parts[0], -1.0),
+    "neg": lambda parts, alpha: _times(parts[0], (-1.0,)),
     **{name: _squashed(name) for name in ("tanh", "sigmoid", "erf")},
 }
-
-
-def _trimmed(polynomial: Polynomial) -> Polynomial:
-    while len(polynomial) > 1 and polynomial[-1] == 0:
-        polynomial = polynomial[:-1]
-    return polynomial
 
 
 # --- The largest slope ------------------------------------------------------------------------
 
 _LIMITS = {"tanh": (-1.0, 1.0), "sigmoid": (0.0, 1.0), "erf": (-1.0, 1.0)}
-_SQUASH = {"tanh": torch.tanh, "sigmoid": torch.sigmoid, "erf": torch.erf}
-_DERIVATIVE: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": lambda p: 1 - p.tanh().square(),
-    "sigmoid": lambda p: p.sigmoid() * (-p).sigmoid(),
-    "erf": lambda p: 2 / math.sqrt(math.pi) * (-p.square()).exp(),
+# With their derivatives.
+_SQUASH: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "tanh": (torch.tanh, lambda p: 1 - p.tanh().square()),
+    "sigmoid": (torch.sigmoid, lambda p: p.sigmoid() * (-p).sigmoid()),
+    "erf": (torch.erf, lambda p: 2 / math.sqrt(math.pi) * (-p.square()).exp()),
 }
 
 
@@ -240,19 +218,19 @@ def _steepest(
     `a g e^-|p| (4 (2 |p'| + |x p''|) + 8 |x| p'^2)`, since `|s'| <= 4 e^-|p|` and
     `|s''| <= 8 e^-|p|` for each of the three. Beyond all cells the last term is as good as none.
     """
-    inner = _trimmed(inner)
     end = _flat_from(inner)
     if end is None or not all(map(math.isfinite, (factor, shift, scale, *inner))):
         return None
-    x = torch.linspace(-end, end, _SETTINGS.cells + 1, dtype=torch.float64, device="cpu")
-    width, size = 2 * end / _SETTINGS.cells, x.abs() + 2 * end / _SETTINGS.cells
-    p, first = _value(inner, x), _value(_derived(inner), x)
-    reach = _value(tuple(map(abs, _derived(inner))), size)
-    bend = _value(tuple(map(abs, _derived(_derived(inner)))), size)
-    decay = (width * reach - p.abs()).clamp(max=0).exp()
-    second = scale * decay * (4 * (2 * reach + size * bend) + 8 * size * reach.square())
-    slope = shift + scale * _SQUASH[squash](p) + scale * x * first * _DERIVATIVE[squash](p)
-    most = float((slope.abs() + width * second.abs()).max())
+    x = np.linspace(-end, end, _SETTINGS.cells + 1)
+    width, size = 2 * end / _SETTINGS.cells, np.abs(x) + 2 * end / _SETTINGS.cells
+    p, first = polyval(x, inner), polyval(x, polyder(inner))
+    reach = polyval(size, np.abs(polyder(inner)))
+    bend = polyval(size, np.abs(polyder(inner, 2)))
+    decay = np.exp(np.minimum(width * reach - np.abs(p), 0))
+    second = scale * decay * (4 * (2 * reach + size * bend) + 8 * size * reach**2)
+    squashed, steepness = (f(torch.from_numpy(p)).numpy() for f in _SQUASH[squash])
+    slope = shift + scale * squashed + scale * x * first * steepness
+    most = float(np.max(np.abs(slope) + width * np.abs(second)))
     far = max(abs(shift + scale * limit) for limit in _LIMITS[squash])
     return abs(factor) * (max(most, far) + 1e-12 * (abs(shift) + abs(scale)))
 
@@ -270,14 +248,3 @@ def _flat_from(inner: Polynomial) -> float | None:
         if end > 1e9:
             return None
     return end
-
-
-def _value(polynomial: Polynomial, x: Tensor) -> Tensor:
-    value = torch.zeros_like(x)
-    for coefficient in reversed(polynomial):
-        value = value * x + coefficient
-    return value
-
-
-def _derived(polynomial: Polynomial) -> Polynomial:
-    return tuple(k * c for k, c in enumerate(polynomial))[1:] or (0.0,)

@@ -6,12 +6,13 @@ constant.
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from spectralclip._bounds import rounding_margin
 from spectralclip._common import Shape, explained
 from spectralclip._linalg import pulled_back, wide
-from spectralclip._models import (
-    ExampleInputs,
-    call_arguments,
-    in_evaluation,
-    tensors_in,
-    unwrapped,
-)
+from spectralclip._models import ExampleInputs, call_arguments, in_evaluation, tensors_in, unwrapped
 from spectralclip._operators import (
     HALF_PRECISION,
     AffineFunction,
@@ -140,10 +135,8 @@ def local_norms(
 
 
 def _norm(op: LinearOperator, tol: float, seed: int) -> float:
-    """The norm of an operator, from below."""
-    solver: Solver = Lanczos(max_matvecs=_SETTINGS.max_matvecs)
-    if min(op.shape) <= _SETTINGS.dense_side:
-        solver = Exact()
+    small = min(op.shape) <= _SETTINGS.dense_side
+    solver: Solver = Exact() if small else Lanczos(max_matvecs=_SETTINGS.max_matvecs)
     generator = torch.Generator("cpu").manual_seed(seed)
     spectrum = leading_spectrum(op, 1, tol=tol, solver=solver, generator=generator)
     return float(spectrum.S[0]) * (1 - rounding_margin(op.dtype))
@@ -163,11 +156,8 @@ class _Point:
         self._model = model
         leaves, self._structure = tree_flatten((list(args), dict(kwargs)))
         self._leaves = [x.detach() if isinstance(x, Tensor) else x for x in leaves]
-        self._places = [
-            place
-            for place, x in enumerate(self._leaves)
-            if isinstance(x, Tensor) and x.is_floating_point()
-        ]
+        tensors = [(at, x) for at, x in enumerate(leaves) if isinstance(x, Tensor)]
+        self._places = [at for at, x in tensors if x.is_floating_point()]
         if not self._places:
             raise NothingToDifferentiateError(
                 f"{describe(model)} has no input of floating-point numbers: there is no Jacobian, "
@@ -176,12 +166,10 @@ class _Point:
         if nudge is not None:
             generator = torch.Generator("cpu").manual_seed(nudge)
             for place in self._places:
-                self._leaves[place] = _nudged(self._leaves[place], generator)
+                self._leaves[place] = nudged(self._leaves[place], _SETTINGS.nudge, generator)
         self.inputs: list[Tensor] = [self._leaves[place] for place in self._places]
         self.dtype, self.device = self.inputs[0].dtype, self.inputs[0].device
-        self._graph: tuple[list[Tensor], Tensor] | None = None
-        # How `J^T u` depends on u; True until it is needed, None where that cannot be had.
-        self._twice: tuple[Tensor, Tensor] | Literal[True] | None = True
+        self._differentiable_twice = True  # until it turns out that it is not
         with torch.no_grad(), self._running():
             self.outputs = self._smooth(self.inputs)
         if not self.outputs or not all(bool(torch.isfinite(y).all()) for y in self.outputs):
@@ -207,11 +195,11 @@ class _Point:
         `J^T u` is linear in u, and its transpose is `J`: backward twice. Only where an operation
         has no second derivative, forward mode is tried, for which torch loads its compiler.
         """
-        if self._twice:
+        if self._differentiable_twice:
             try:
                 return self._backward_twice(row)
             except RuntimeError:
-                self._twice = None
+                self._differentiable_twice = False
         with warnings.catch_warnings(), torch.no_grad(), self._running(), forward_ad.dual_level():
             # About torch's own parts, which it loads here.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -224,21 +212,22 @@ class _Point:
         return _flat(images).to(row)
 
     def _backward_twice(self, row: Tensor) -> Tensor:
-        inputs, output = self._recorded()
+        _, output = self._recorded
         if not output.requires_grad:
             return torch.zeros_like(output).to(row)
-        first = self._twice is True
-        if first:
-            with torch.enable_grad():
-                u = torch.zeros_like(output, requires_grad=True)
-                gradients = pulled_back(output, inputs, u, create=True)
-                self._twice = u, _flat(list(gradients))
-        assert isinstance(self._twice, tuple)
         u, back = self._twice
-        if first:
-            self._require_transpose(u, back)
         (image,) = pulled_back(back, [u], row.to(back))
         return image.to(row)
+
+    @functools.cached_property
+    def _twice(self) -> tuple[Tensor, Tensor]:
+        """How `J^T u` depends on u: zeros for u, and what comes of it."""
+        inputs, output = self._recorded
+        with torch.enable_grad():
+            u = torch.zeros_like(output, requires_grad=True)
+            back = _flat(list(pulled_back(output, inputs, u, create=True)))
+        self._require_transpose(u, back)
+        return u, back
 
     def _require_transpose(self, u: Tensor, back: Tensor) -> None:
         """Raise unless the second derivative is there; one that is cut off counts as zero."""
@@ -252,19 +241,18 @@ class _Point:
 
     def adjoint(self, row: Tensor) -> Tensor:
         """`J^T u` for a flat vector."""
-        inputs, output = self._recorded()
+        inputs, output = self._recorded
         if not output.requires_grad:
             return torch.zeros_like(_flat(inputs)).to(row)
         gradients = pulled_back(output, inputs, row.to(output))
         return _flat(list(gradients)).to(row)
 
+    @functools.cached_property
     def _recorded(self) -> tuple[list[Tensor], Tensor]:
-        """The inputs and the output with the graph between them, which is kept."""
-        if self._graph is None:
-            with torch.enable_grad(), self._running():
-                inputs = [x.detach().clone().requires_grad_() for x in self.inputs]
-                self._graph = inputs, _flat(self._smooth(inputs))
-        return self._graph
+        """The inputs and the output with the graph between them."""
+        with torch.enable_grad(), self._running():
+            inputs = [x.detach().clone().requires_grad_() for x in self.inputs]
+            return inputs, _flat(self._smooth(inputs))
 
     def _smooth(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """The floating-point outputs at other inputs."""
@@ -284,10 +272,8 @@ class _Point:
     @contextmanager
     def _running(self) -> Iterator[None]:
         """As in evaluation, drawing the same random numbers each time, and leaving no trace."""
-        with ExitStack() as stack:
-            stack.enter_context(in_evaluation(self._model))
-            # The only kind of attention that can be differentiated twice.
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        # The only kind of attention that can be differentiated twice.
+        with in_evaluation(self._model), sdpa_kernel(SDPBackend.MATH):
             torch.manual_seed(0)  # what is drawn here is put back by `left_as_it_was`
             yield
 
@@ -307,10 +293,11 @@ class _JacobianMap(LinearMap):
         return torch.stack([self._point.adjoint(row) for row in rows])
 
 
-def _nudged(x: Tensor, generator: torch.Generator) -> Tensor:
+def nudged(x: Tensor, by: float, generator: torch.Generator) -> Tensor:
+    """The tensor, each number moved at random, relative to how large they are."""
     size = float(wide(x).square().mean().sqrt()) if x.numel() else 0.0
     noise = torch.randn(x.shape, generator=generator, device="cpu").to(x)
-    return x + _SETTINGS.nudge * (size or 1.0) * noise
+    return x.detach() + by * (size or 1.0) * noise
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

@@ -14,18 +14,10 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from spectralclip._lipschitz import factors
+from spectralclip._lipschitz import factors, rules
 from spectralclip._lipschitz.chain_norms import NoBoundError, Norms
 from spectralclip._lipschitz.flow import Flow, Node, Ref, leaves, signature
 from spectralclip._lipschitz.rules import (
-    BITS,
-    COMPLEX,
-    NOT_A_NUMBER,
-    REASONS,
-    SAMPLED,
-    SEVERAL,
-    SWITCHES,
-    UNKNOWN,
     Rule,
     RuleOf,
     added,
@@ -42,7 +34,7 @@ from spectralclip._lipschitz.rules import (
     quotient_by,
     rearranged,
     scaled,
-    uses,
+    single,
 )
 from spectralclip._operators import is_plain
 
@@ -65,19 +57,16 @@ class Operation:
     drawn: bool  # whether factors drawn at random may be among its constants
 
 
-def _op(
+def _each(
+    names: str,
     rule: RuleOf,
     settings: str = "",
     data: str = "self",
     outputs: tuple[int, ...] | None = (0,),
     drawn: bool = False,
-) -> Operation:
-    return Operation(rule, tuple(data.split()), tuple(settings.split()), outputs, drawn)
-
-
-def _each(names: str, *entry: Any, **more: Any) -> dict[str, Operation]:
-    """The same entry for several operations."""
-    return dict.fromkeys(names.split(), _op(*entry, **more))
+) -> dict[str, Operation]:
+    entry = Operation(rule, tuple(data.split()), tuple(settings.split()), outputs, drawn)
+    return dict.fromkeys(names.split(), entry)
 
 
 _SCALES = "output_size scales scales_d scales_h scales_w scale_factors"
@@ -86,6 +75,10 @@ _MEAN = "kernel_size stride padding ceil_mode count_include_pad divisor_override
 _CONVOLUTION = "stride padding dilation transposed output_padding groups"
 _TUNING = "benchmark deterministic cudnn_enabled allow_tf32"
 _STATISTICS = "weight bias running_mean running_var training momentum eps"
+# Sorting, or taking some of the sorted numbers, moves them closer together, not apart. `logsumexp`
+# has the weights of a softmax for its gradient, whose length is at most one.
+_ORDERED = by_factor(lambda node, source: 1.0)
+_BY_STATISTICS = by_factor(factors.statistics_factor)
 
 TABLE: dict[str, Operation] = {
     # Each output is another input or a constant.
@@ -160,8 +153,7 @@ TABLE: dict[str, Operation] = {
         data="self input",
     ),
     # Linear in each of some arguments, of which only one may depend on the input.
-    **_each("mul", scaled, data="self other"),
-    **_each("div", scaled, data="self other"),
+    **_each("mul div", scaled, data="self other"),
     **_each("mm bmm", product_of("self", "mat2"), data="self mat2"),
     **_each("mv", product_of("self", "vec"), data="self vec"),
     **_each("dot", product_of("self", "tensor"), data="self tensor"),
@@ -203,9 +195,8 @@ TABLE: dict[str, Operation] = {
     **_each("clamp_min", compared, data="self min"),
     **_each("clamp_max", compared, data="self max"),
     # Functions of each number by itself.
-    **_each("relu tanh abs sin cos atan asinh", pointwise(1.0)),
+    **_each("relu tanh abs sin cos atan asinh log_sigmoid_forward", pointwise(1.0)),
     **_each("softsign tanhshrink", pointwise(1.0), data="input"),
-    **_each("log_sigmoid_forward", pointwise(1.0)),
     **_each("hardtanh", pointwise(1.0), "min_val max_val"),
     **_each("softshrink", pointwise(1.0), "lambd"),
     **_each("nan_to_num", pointwise(1.0), "nan posinf neginf"),
@@ -231,12 +222,11 @@ TABLE: dict[str, Operation] = {
     **_each("pow", pointwise(factors.power), "exponent"),
     **_each("native_dropout", pointwise(factors.dropout), "p train", data="input", drawn=True),
     # Along axes.
-    **_each("max min median nanmedian", by_factor(factors.ordered_factor), "dim keepdim"),
-    **_each("amax amin logsumexp", by_factor(factors.ordered_factor), "dim keepdim"),
-    **_each("aminmax", by_factor(factors.ordered_factor), "dim keepdim", outputs=(0, 1)),
-    **_each("sort", by_factor(factors.ordered_factor), "dim descending stable"),
-    **_each("topk", by_factor(factors.ordered_factor), "k dim largest sorted"),
-    **_each("kthvalue", by_factor(factors.ordered_factor), "k dim keepdim"),
+    **_each("max min median nanmedian amax amin logsumexp", _ORDERED, "dim keepdim"),
+    **_each("aminmax", _ORDERED, "dim keepdim", outputs=(0, 1)),
+    **_each("sort", _ORDERED, "dim descending stable"),
+    **_each("topk", _ORDERED, "k dim largest sorted"),
+    **_each("kthvalue", _ORDERED, "k dim keepdim"),
     **_each("cummax cummin logcumsumexp", by_factor(factors.running_factor), "dim"),
     **_each("_softmax", by_factor(factors.softmax_factor), "dim half_to_float"),
     **_each("_safe_softmax", by_factor(factors.softmax_factor), "dim dtype"),
@@ -262,7 +252,8 @@ TABLE: dict[str, Operation] = {
         _STATISTICS,
         data="input",
     ),
-    **_each("_batch_norm_with_update", factors.training_batch_norm, _STATISTICS, data="input"),
+    # It takes the statistics of its input, whatever running ones it is given to update.
+    **_each("_batch_norm_with_update", _BY_STATISTICS, _STATISTICS, data="input"),
     **_each(
         "cudnn_batch_norm miopen_batch_norm",
         factors.batch_norm,
@@ -271,16 +262,11 @@ TABLE: dict[str, Operation] = {
     ),
     **_each(
         "native_layer_norm _fused_rms_norm rms_norm",
-        by_factor(factors.statistics_factor),
+        _BY_STATISTICS,
         "normalized_shape weight bias eps",
         data="input",
     ),
-    **_each(
-        "native_group_norm",
-        by_factor(factors.statistics_factor),
-        "weight bias N C HxW group eps",
-        data="input",
-    ),
+    **_each("native_group_norm", _BY_STATISTICS, "weight bias N C HxW group eps", data="input"),
 }
 """All that the bound accepts."""
 
@@ -295,7 +281,6 @@ _OWN: dict[str, RuleOf] = {
 
 
 def rule_of(node: Node, flow: Flow, norms: Norms) -> Rule:
-    """The rule for a node."""
     if not node.inputs:
         return Rule(affine=True, joint=True, plain=True)
     entry = None if node.module is not None else TABLE.get(node.operation)
@@ -308,7 +293,7 @@ def rule_of(node: Node, flow: Flow, norms: Norms) -> Rule:
         if node.operation in _OWN:
             return _OWN[node.operation](node, flow, norms)
         if entry is None:
-            return Rule(reason=REASONS.get(node.operation, UNKNOWN))
+            return Rule(reason=rules.REASONS.get(node.operation, rules.UNKNOWN))
         outside = _outside(node, entry)
         return Rule(reason=outside) if outside else entry.rule(node, flow, norms)
     except NoBoundError as error:
@@ -316,9 +301,8 @@ def rule_of(node: Node, flow: Flow, norms: Norms) -> Rule:
 
 
 def _of_module(node: Node, norms: Norms) -> Rule:
-    """A call of an affine module."""
-    if len(uses((node.args, node.kwargs))) != 1:
-        return Rule(reason=SEVERAL)
+    if not single(node):
+        return Rule(reason=rules.SEVERAL)
     if is_plain(node.module, *_REARRANGING):
         return only(node, 1.0, affine=True, plain=True)
     return only(node, norms.of_operation(node, node.inputs[0]).upper, affine=True)
@@ -328,14 +312,14 @@ def _hopeless(node: Node, entry: Operation | None, flow: Flow) -> str:
     """Why a node has no bound whatever its operation, if so."""
     types = [flow.nodes[index].dtype for index in node.inputs]
     if any(dtype.is_complex for dtype in (*types, node.dtype)):
-        return COMPLEX
+        return rules.COMPLEX
     if not all(dtype.is_floating_point for dtype in types):
-        return SWITCHES
+        return rules.SWITCHES
     if node.operation == "view" and node.dtype not in types:
-        return BITS
+        return rules.BITS
     if any(_is_nan(leaf) for leaf in leaves((node.args, node.kwargs))):
-        return NOT_A_NUMBER
-    return SAMPLED if node.random and (entry is None or not entry.drawn) else ""
+        return rules.NOT_A_NUMBER
+    return rules.SAMPLED if node.random and (entry is None or not entry.drawn) else ""
 
 
 def _is_nan(constant: Any) -> bool:
@@ -355,7 +339,7 @@ def _outside(node: Node, entry: Operation) -> str:
             if name not in entry.data:
                 return f"no rule is known for it where its argument {name} depends on the input"
         elif name not in entry.data + entry.settings and not _same(value, default):
-            return REASONS.get(
+            return rules.REASONS.get(
                 f"{node.operation} {name}", f"no rule is known for it with {name}={value!r:.20}"
             )
     return ""

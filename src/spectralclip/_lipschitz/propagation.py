@@ -21,16 +21,11 @@ from spectralclip._lipschitz.rules import Rule, times
 
 @final
 class Propagation:
-    """The bounds of all nodes that the output depends on.
-
-    Attributes:
-        steps: The rules that were used, in order.
-        unbounded: The places without a bound.
-    """
+    """The bounds of all nodes that the output depends on."""
 
     def __init__(self, flow: Flow, norms: Norms) -> None:
-        self.steps: list[Step] = []
-        self.unbounded: list[Unbounded] = []
+        self.steps: list[Step] = []  # the rules that were used, in order
+        self.unbounded: list[Unbounded] = []  # the places without a bound
         self._flow, self._norms = flow, norms
         self._rules: dict[int, Rule] = {}
         self._base = {ROOT: ROOT}
@@ -75,7 +70,7 @@ class Propagation:
             base = self._base[index]
             every = self._flow.between(base, index)
             nodes = self._trimmed(every)
-            factor, note = self._chain_factor(index, nodes)
+            factor, note = self._chain_factor(index, every, nodes)
             bound = times(factor, self._bound[base])
             if nodes or factor != 1:
                 told = nodes or [
@@ -93,16 +88,18 @@ class Propagation:
         inner = [place for place, node in enumerate(nodes) if not self._rules[node.index].plain]
         return list(nodes[inner[0] : inner[-1] + 1]) if inner else []
 
-    def _chain_factor(self, index: int, nodes: Sequence[Node]) -> tuple[float, str]:
+    def _chain_factor(
+        self, index: int, every: Sequence[Node], nodes: Sequence[Node]
+    ) -> tuple[float, str]:
         """The norm from a node's base to the node itself, and what to say of it."""
         apart = self._since[index]
-        bends = [node for node in nodes if not self._rules[node.index].plain]
-        if len(bends) < 2 and not any(len(node.inputs) > 1 for node in nodes):
+        is_path = all(len(node.inputs) == 1 for node in nodes)
+        if is_path and sum(not self._rules[node.index].plain for node in nodes) < 2:
             return apart, ""
-        # What was trimmed away scales the whole by a factor that is left in `apart` alone.
-        inner = self._flow.nodes[nodes[0].inputs[0]].index if self._is_path(nodes) else None
-        base = self._base[index] if inner is None else inner
-        scale = 1.0 if inner is None else self._trimmed_scale(index, nodes)
+        base = nodes[0].inputs[0] if is_path else self._base[index]
+        # What was trimmed away scales the whole.
+        left = [node for node in every if node not in nodes]
+        scale = math.prod(self._rules[node.index].factors[0][1] for node in left)
         try:
             interval = self._norms.of_chain(base, nodes)
         except NoBoundError as error:
@@ -111,16 +108,6 @@ class Propagation:
         if together >= apart:
             return apart, ""
         return together, f"as one operator; each apart: {apart:.6g}"
-
-    def _is_path(self, nodes: Sequence[Node]) -> bool:
-        return all(len(node.inputs) == 1 for node in nodes)
-
-    def _trimmed_scale(self, index: int, nodes: Sequence[Node]) -> float:
-        """The product of the factors that were trimmed away."""
-        every = self._flow.between(self._base[index], index)
-        kept = {node.index for node in nodes}
-        left = [node for node in every if node.index not in kept]
-        return math.prod(self._rules[node.index].factors[0][1] for node in left)
 
 
 def _name(node: Node) -> str:

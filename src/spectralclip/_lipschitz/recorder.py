@@ -8,7 +8,7 @@ few functions that are more than the sum of their operations, and sees numbers l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, final
 
@@ -67,7 +67,6 @@ class Operations(OperationsMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Note the operation, and go on."""
         kwargs, recording = kwargs or {}, self._recording
         written = written_by(func, args, kwargs)
         for tensor in written:
@@ -155,7 +154,6 @@ class Operations(OperationsMode):
         written: Sequence[Tensor],
         random: bool,
     ) -> None:
-        """An operation whose result depends on the input."""
         in_place = bool(written) and name.endswith("_")
         function = out_of_place(func) if in_place else func
         name = name.rstrip("_") if in_place else name
@@ -175,29 +173,6 @@ class Operations(OperationsMode):
         for tensor in written:
             if id(tensor) in changed:
                 self._recording.put(tensor, self._recording.unseen(tensor), write=True)
-
-
-@final
-class State:
-    """Modules as they are now, to be compared with later on."""
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        parts = {part for module in modules for part in module.modules()}
-        self._known = {part: _state(part) for part in parts}
-        # What makes a name belong to another object must not be taken for the same one.
-        self._held = [tensor for part in parts for tensor in _tensors(part)]
-
-    def holds(self, module: nn.Module) -> bool:
-        """Whether a module computes what it did, as far as its state goes."""
-        return all(
-            part in self._known and _same(self._known[part], _state(part))
-            for part in module.modules()
-        )
-
-
-def _tensors(part: nn.Module) -> list[Tensor]:
-    tables: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
-    return [tensor for table in tables for tensor in table.values() if tensor is not None]
 
 
 def _state(part: nn.Module) -> dict[str, Any]:
@@ -222,21 +197,11 @@ def _place(tensor: Tensor | None) -> Any:
     return id(tensor), tensor.untyped_storage()._cdata, version
 
 
-def _same(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    return before.keys() == now.keys() and all(
-        _equal(value, now[name]) for name, value in before.items()
-    )
-
-
 def _equal(first: Any, second: Any) -> bool:
     if first is second or first is _SHARDED:
         return True
-    if isinstance(first, Tensor) or isinstance(second, Tensor):
-        return False
-    if type(first) is not type(second):
-        return False
     plain = (bool, int, float, str, tuple, list, torch.dtype, torch.device)
-    return isinstance(first, plain) and bool(first == second)
+    return type(first) is type(second) and isinstance(first, plain) and bool(first == second)
 
 
 @final
@@ -245,12 +210,14 @@ class Calls:
 
     def __init__(self, recording: Recording, whole: Mapping[nn.Module, str]) -> None:
         self._recording, self._whole = recording, whole
-        self._state = State(whole)
+        parts = {part for module in whole for part in module.modules()}
+        self._known = {part: _state(part) for part in parts}
+        # As long as tensors are held, no other object takes their identity.
+        self._held = [[*part._parameters.values(), *part._buffers.values()] for part in parts]
         self._running: list[Any] = []  # what modules that are at work were called with
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Follow the calls of modules for the block."""
         names = self._recording.flow.names
         modules = [m for m in names if not isinstance(m, torch.jit.ScriptModule)]
         with around_calls(modules, self._enter, self._leave):
@@ -260,11 +227,21 @@ class Calls:
         recording, noted = self._recording, None
         recording.path.append(recording.flow.names[module])
         # Its norm is taken afterwards, when what the model has changed of it has been put back.
-        if module in self._whole and not recording.inside and self._state.holds(module):
+        if module in self._whole and not recording.inside and self._is_unchanged(module):
             noted = recording.noted((args, kwargs))
             noted = noted if _follows(noted) else None
         self._running.append(noted)
         recording.inside += noted is not None
+
+    def _is_unchanged(self, module: nn.Module) -> bool:
+        """Whether a module computes what it did, as far as its state goes."""
+        for part in module.modules():
+            before, now = self._known.get(part), _state(part)
+            if before is None or before.keys() != now.keys():
+                return False
+            if not all(_equal(value, now[name]) for name, value in before.items()):
+                return False
+        return True
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         recording, noted = self._recording, self._running.pop()
@@ -287,7 +264,6 @@ class Functions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Note the call, and go on."""
         kwargs, recording = kwargs or {}, self._recording
         if func == _SETS_DATA:
             output = func(*args, **kwargs)
@@ -323,5 +299,4 @@ def _name(func: Any) -> str:
 
 
 def _follows(noted: Any) -> bool:
-    """Whether anything among the arguments depends on the input."""
     return any(isinstance(leaf, Ref) for leaf in leaves(noted))

@@ -40,6 +40,15 @@ class _Memory:
     filled: bool  # whether it was allocated for a tensor that depends on the input
     writes: list[Write] = field(default_factory=list)  # in order
 
+    def since(self, count: int) -> tuple[list[Write], bool]:
+        """The writes that matter after the first `count`; whether nothing older is left."""
+        writes = self.writes[count:]
+        filling = [place for place, write in enumerate(writes) if write.whole]
+        return (writes[filling[-1] :], True) if filling else (writes, False)
+
+
+_ELSEWHERE = _Memory(None, False)  # where nothing depends on the input
+
 
 @final
 class Memories:
@@ -50,43 +59,24 @@ class Memories:
 
     def fill(self, tensor: Tensor) -> None:
         """Note that a tensor that depends on the input lies there."""
-        if self._of(tensor) is None:
+        if not self.known(tensor):
             self._start(tensor, filled=True)
 
     def write(self, tensor: Tensor, node: int | None) -> None:
-        """Note that a tensor was written into."""
-        memory = self._of(tensor) or self._start(tensor, filled=False)
+        memory = self.of(tensor) if self.known(tensor) else self._start(tensor, filled=False)
         size = tensor.untyped_storage().nbytes()
         whole = tensor.numel() * tensor.element_size() == size and entries_apart(tensor)
         memory.writes.append(Write(node, whole))
 
     def known(self, tensor: Tensor) -> bool:
-        """Whether the memory of a tensor is among them."""
-        return self._of(tensor) is not None
+        return self.of(tensor) is not _ELSEWHERE
 
-    def filled(self, tensor: Tensor) -> bool:
-        """Whether it was allocated for a tensor that depends on the input."""
-        memory = self._of(tensor)
-        return memory is not None and memory.filled
-
-    def count(self, tensor: Tensor) -> int:
-        """How many writes there have been."""
-        memory = self._of(tensor)
-        return len(memory.writes) if memory is not None else 0
-
-    def since(self, tensor: Tensor, count: int) -> tuple[list[Write], bool]:
-        """The writes that matter after the first `count`; whether nothing older is left."""
-        memory = self._of(tensor)
-        writes = memory.writes[count:] if memory is not None else []
-        filling = [place for place, write in enumerate(writes) if write.whole]
-        return (writes[filling[-1] :], True) if filling else (writes, False)
-
-    def _of(self, tensor: Tensor) -> _Memory | None:
+    def of(self, tensor: Tensor) -> _Memory:
         address = tensor.untyped_storage()._cdata
-        memory = self._by_address.get(address)
-        if memory is not None and memory.alive.expired():
+        memory = self._by_address.get(address, _ELSEWHERE)
+        if memory is not _ELSEWHERE and memory.alive.expired():
             del self._by_address[address]
-            return None
+            return _ELSEWHERE
         return memory
 
     def _start(self, tensor: Tensor, filled: bool) -> _Memory:
@@ -128,12 +118,7 @@ def among(known: Tensor, wanted: Tensor) -> Tensor | None:
 
 def same_place(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors are the same numbers in memory, in the same order."""
-    return (
-        first.untyped_storage()._cdata == second.untyped_storage()._cdata
-        and first.storage_offset() == second.storage_offset()
-        and (first.shape, first.stride()) == (second.shape, second.stride())
-        and first.dtype == second.dtype
-    )
+    return first.dtype == second.dtype and first.is_set_to(second)
 
 
 def written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
@@ -156,26 +141,23 @@ def out_of_place(func: Any) -> Any:
 _DEPTH = 4  # of objects in objects
 
 
-def hides_tensors(value: Any, depth: int = _DEPTH) -> bool:
-    """Whether tensors are in a value that nobody finds who looks into containers alone."""
-    if isinstance(value, (Tensor, nn.Module, type)) or depth == 0:
+def hides_tensors(value: Any, depth: int = _DEPTH, hidden: bool = False) -> bool:
+    """Whether tensors are in a value that nobody finds who looks into containers alone.
+
+    What is in an object that is no container is `hidden` as a whole; the fields of a dataclass are
+    found.
+    """
+    if isinstance(value, Tensor):
+        return hidden
+    if isinstance(value, (nn.Module, type)) or depth == 0:
         return False
     if isinstance(value, Mapping):
-        return any(hides_tensors(item, depth - 1) for item in value.values())
-    if isinstance(value, (list, tuple, set)):
-        return any(hides_tensors(item, depth - 1) for item in value)
-    attributes = _attributes(value)
-    if dataclasses.is_dataclass(value):  # its fields are found
-        return any(hides_tensors(item, depth - 1) for item in attributes)
-    return any(isinstance(item, Tensor) or _holds(item, depth - 1) for item in attributes)
-
-
-def _holds(value: Any, depth: int) -> bool:
-    """Whether there are tensors in a value at all, in sight or not."""
-    if isinstance(value, (list, tuple, set, Mapping)):
-        items = value.values() if isinstance(value, Mapping) else value
-        return any(isinstance(item, Tensor) or _holds(item, depth - 1) for item in items)
-    return hides_tensors(value, depth)
+        items = list(value.values())
+    elif isinstance(value, (list, tuple, set)):
+        items = list(value)
+    else:
+        items, hidden = _attributes(value), hidden or not dataclasses.is_dataclass(value)
+    return any(hides_tensors(item, depth - 1, hidden) for item in items)
 
 
 def _attributes(value: Any) -> list[Any]:
@@ -193,21 +175,14 @@ _NO_NUMBERS = "outputs that are not floating-point numbers are left out"
 
 @final
 class Recording:
-    """Nodes, and the tensors that they stand for.
-
-    Attributes:
-        flow: What has been recorded.
-        memories: Who has written where.
-        path: The names of the modules at work, the innermost last.
-        inside: Of how many calls that count as one operation the inside is running.
-    """
+    """Nodes, and the tensors that they stand for."""
 
     def __init__(self, names: Mapping[nn.Module, str], lasting: Iterable[Tensor]) -> None:
         self._nodes: list[Node] = []
         self.flow = Flow(self._nodes, dict(names), [], [], [])
-        self.memories = Memories()
-        self.path = [""]
-        self.inside = 0
+        self.memories = Memories()  # who has written where
+        self.path = [""]  # the names of the modules at work, the innermost last
+        self.inside = 0  # of how many calls that count as one operation the inside is running
         self._before: dict[int, tuple[Tensor, Tensor]] = {}
         self._lasting = {tensor.untyped_storage()._cdata for tensor in lasting}
         self._made: Any = WeakIdKeyDictionary()  # tensor: (node or None, writes before that)
@@ -217,7 +192,6 @@ class Recording:
 
     @property
     def where(self) -> str:
-        """The name of the module at work."""
         return self.path[-1]
 
     @contextmanager
@@ -297,11 +271,9 @@ class Recording:
             self.decision()
 
     def decision(self) -> None:
-        """Note that the way of the model depends on its input."""
         self.flow.remarks.append((self.where, SWITCH))
 
     def escape(self, operation: str) -> None:
-        """Note that numbers leave torch."""
         self.flow.escapes.append((self.where, operation, _NUMBER))
 
     # --- Tensors ---
@@ -309,10 +281,11 @@ class Recording:
     def read(self, tensor: Tensor) -> int | None:
         """The node of a tensor as it is now; None for a constant."""
         known, before = self._made.get(tensor, (None, None))
-        writes, complete = self.memories.since(tensor, before or 0)
+        memory = self.memories.of(tensor)
+        writes, complete = memory.since(before or 0)
         if before is not None and not writes:
             return known  # type: ignore[no-any-return]
-        if before is None and self.memories.filled(tensor) and not complete:
+        if before is None and memory.filled and not complete:
             return self.unseen(tensor)
         older = [] if complete else [known]
         parts = {part for part in (*older, *(w.node for w in writes)) if part is not None}
@@ -330,7 +303,7 @@ class Recording:
             self.memories.write(tensor, index)
         elif index is not None:
             self.memories.fill(tensor)
-        self._made[tensor] = (index, self.memories.count(tensor))
+        self._made[tensor] = (index, len(self.memories.of(tensor).writes))
 
     def lasts(self, tensor: Tensor) -> bool:
         """Whether it is, or views, a parameter or a buffer of the model."""
@@ -350,14 +323,9 @@ class Recording:
             whole.copy_(copy)
 
     def tag(self, tensors: Iterable[Tensor], tags: frozenset[str]) -> None:
-        """Say what the numbers of constants come from."""
         for tensor in tensors:
             self._tags[tensor] = tags
 
     def tags_of(self, arguments: Any) -> frozenset[str]:
-        """What the numbers of the constants among arguments come from."""
-        found: frozenset[str] = frozenset()
-        for leaf in leaves(arguments):
-            if isinstance(leaf, Tensor):
-                found |= self._tags.get(leaf, frozenset())
-        return found
+        tensors = [leaf for leaf in leaves(arguments) if isinstance(leaf, Tensor)]
+        return frozenset[str]().union(*(self._tags.get(tensor, ()) for tensor in tensors))

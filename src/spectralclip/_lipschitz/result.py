@@ -13,42 +13,25 @@ from torch import Tensor
 @final
 @dataclass(frozen=True)
 class Step:
-    """One rule on the way from the input to the output.
+    """One rule on the way from the input to the output."""
 
-    Attributes:
-        where: The module at work, or those of an affine chain joined by "+"; "" for the model
-            itself.
-        operation: What was done.
-        factor: By how much distances grow at most in this step.
-        bound: By how much they have grown at most since the input; infinite after a place without
-            a bound.
-        note: What else to know.
-    """
-
-    where: str
-    operation: str
-    factor: float
-    bound: float
-    note: str = ""
+    where: str  # the module at work, or those of a chain joined by "+"; "" for the model itself
+    operation: str  # what was done
+    factor: float  # by how much distances grow at most in this step
+    bound: float  # the same since the input; infinite after a place without a bound
+    note: str = ""  # what else to know
 
 
 @final
 @dataclass(frozen=True)
 class Unbounded:
-    """A place for which there is no bound.
+    """A place for which there is no bound."""
 
-    Attributes:
-        where: The module at work; "" for the model itself.
-        operation: What was done.
-        reason: Why it has no bound, or why none is known.
-    """
-
-    where: str
-    operation: str
-    reason: str
+    where: str  # the module at work; "" for the model itself
+    operation: str  # what was done
+    reason: str  # why it has no bound, or why none is known
 
     def __str__(self) -> str:
-        """In one line."""
         return f"{self.where or 'the model'}: {self.operation}: {self.reason}"
 
 
@@ -70,8 +53,7 @@ class NetworkBound:
         unbounded: The places without a bound on which the output depends. Each says `where` it
             is (the module at work, "" for the model itself), which `operation`, and the `reason`.
         steps: The rules that led to the upper bound, in order. Each says `where`, which
-            `operation`, by which `factor` distances grow at most in it, the `bound` on their
-            growth since the input, and a `note`.
+            `operation`, the `factor` and the `bound` so far on how distances grow, and a `note`.
         local_norms: The norm of the Jacobian at each example input, from below.
     """
 
@@ -91,30 +73,22 @@ class NetworkBound:
         return 1.0 if self.upper == 0 else math.inf
 
     def __repr__(self) -> str:
-        """The numbers, and how many of the rest there are."""
-        counts = (("unbounded", self.unbounded), ("steps", self.steps))
-        rest = ", ".join(f"{name}=<{len(items)}>" for name, items in counts)
         return (
             f"NetworkBound(lower={self.lower:.6g}, upper={self.upper:.6g}, "
-            f"failure={self.failure:.3g}, product={self.product:.6g}, {rest}, "
+            f"failure={self.failure:.3g}, product={self.product:.6g}, "
+            f"unbounded=<{len(self.unbounded)}>, steps=<{len(self.steps)}>, "
             f"local_norms=<{len(self.local_norms)}>)"
         )
 
     def __str__(self) -> str:
-        """A summary of a few lines."""
         lines = [f"Lipschitz constant: at least {self.lower:.6g}, {self._above()}"]
         lines += _listed("no bound at", [str(place) for place in self.unbounded], "unbounded")
-        steep = sorted(
-            (step for step in self.steps if math.isfinite(step.factor) and step.factor > 1),
-            key=lambda step: -step.factor,
-        )
-        told = [
-            f"{step.where or 'the model'}: {step.operation}: {step.factor:.4g}" for step in steep
-        ]
+        steep = [step for step in self.steps if 1 < step.factor < math.inf]
+        steep.sort(key=lambda step: -step.factor)
+        told = [f"{one.where or 'the model'}: {one.operation}: {one.factor:.4g}" for one in steep]
         lines += _listed("growth at", told, "steps")
-        return "\n".join(
-            line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..." for line in lines
-        )
+        cut = [line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..." for line in lines]
+        return "\n".join(cut)
 
     def _above(self) -> str:
         if math.isinf(self.upper):

@@ -89,7 +89,6 @@ class Rule:
     reason: str = ""  # why there is no bound, where there is none
 
     def combined(self, bounds: Callable[[int], float]) -> float:
-        """The bound of the node, from those of its inputs."""
         parts = [times(factor, bounds(source)) for source, factor in self.factors]
         return math.hypot(*parts) if self.joint else math.fsum(parts)
 
@@ -107,7 +106,6 @@ def times(factor: float, bound: float) -> float:
 
 
 def only(node: Node, factor: float, note: str = "", **how: Any) -> Rule:
-    """A rule for a node with one input."""
     return Rule(((node.inputs[0], factor),), note=note, **how)
 
 
@@ -116,7 +114,8 @@ def uses(value: Any) -> list[int]:
     return [leaf.node for leaf in leaves(value) if isinstance(leaf, Ref)]
 
 
-def _single(node: Node) -> bool:
+def single(node: Node) -> bool:
+    """Whether one argument alone depends on the input."""
     return len(uses((node.args, node.kwargs))) == 1
 
 
@@ -130,12 +129,12 @@ def _spread(node: Node, source: int, flow: Flow) -> float:
 
 def rearranged(node: Node, flow: Flow, norms: Norms) -> Rule:
     """Each output is another input or a constant: of norm one, or less if some are left out."""
-    return only(node, 1.0, affine=True, plain=True) if _single(node) else Rule(reason=SEVERAL)
+    return only(node, 1.0, affine=True, plain=True) if single(node) else Rule(reason=SEVERAL)
 
 
 def copied(node: Node, flow: Flow, norms: Norms) -> Rule:
     """Each output is an input or a constant, but an input may be used several times."""
-    if not _single(node):
+    if not single(node):
         return Rule(reason=SEVERAL)
     return only(node, norms.largest_count(node, node.inputs[0]), affine=True)
 
@@ -173,7 +172,7 @@ def scaled(node: Node, flow: Flow, norms: Norms) -> Rule:
     divides = node.operation == "div"
     if divides and node.reads("other"):
         return Rule(reason=DENOMINATOR)
-    if not _single(node):
+    if not single(node):
         return Rule(reason=PRODUCT)
     source = node.inputs[0]
     others = (node.argument("self"), node.argument("other"))
@@ -234,7 +233,7 @@ def pointwise(slope: float | Callable[[Node], float]) -> RuleOf:
     """Each number by itself; one that is broadcast counts as often as it is used."""
 
     def rule(node: Node, flow: Flow, norms: Norms) -> Rule:
-        if not _single(node):
+        if not single(node):
             return Rule(reason=SEVERAL)
         steepest = slope(node) if callable(slope) else slope
         return _bent(node, steepest * max(1.0, _spread(node, node.inputs[0], flow)), "")
@@ -246,7 +245,7 @@ def by_factor(factor_of: FactorOf) -> RuleOf:
     """Not affine, with a Lipschitz constant that follows from the arguments and the shape."""
 
     def rule(node: Node, flow: Flow, norms: Norms) -> Rule:
-        if not _single(node):
+        if not single(node):
             return Rule(reason=SEVERAL)
         found = factor_of(node, flow.nodes[node.inputs[0]].shape)
         return _bent(node, *(found if isinstance(found, tuple) else (found, "")))

@@ -11,65 +11,42 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, final
 
 import torch
 import typer
+from typer.core import TyperGroup
 
-from spectralclip import __version__
 from spectralclip._audit import audit as audit_model
-from spectralclip._audit import compare_estimates
-from spectralclip._common import FINE
-from spectralclip.cli import _output, _weights_file
+from spectralclip._audit import compare_estimates, estimates_sheet
+from spectralclip._common import FINE, INTERRUPTED, Terminated, guarded
+from spectralclip.cli import _options as options
+from spectralclip.cli import _output, _steps, _weights_file
 from spectralclip.cli._clip_file import clip_checkpoint_, require_output
-from spectralclip.cli._guard import Commands, guarded
-from spectralclip.cli._input_files import in_bytes
 from spectralclip.cli._limits import FailOn, verdict
 from spectralclip.cli._model_source import file_of
-from spectralclip.cli._options import (
-    ABOVE,
-    AUDIT_EXAMPLES,
-    CERTIFY,
-    CLIP_EXAMPLES,
-    COMPARE_EXAMPLES,
-    COMPOSE,
-    DEMO_EXAMPLES,
-    EXIT_CODES,
-    Batch,
-    Certify,
-    Compose,
-    Device,
-    Estimates,
-    FailOnWhat,
-    Html,
-    Inputs,
-    Json,
-    LargestFile,
-    Limit,
-    Model,
-    Partial,
-    Seed,
-    Settings,
-    Trust,
-)
-from spectralclip.cli._problems import Problem, cannot, listed
-from spectralclip.cli._steps import (
-    STANDARD_OUTPUT,
-    get_example,
-    get_source,
-    load_weights_,
-    read_audit,
-    require_no_input,
-    require_outputs,
-    write_result,
-)
+from spectralclip.cli._problems import Problem, file_problems, listed, raised
 from spectralclip.methods import estimators
+
+
+@final
+class _Commands(TyperGroup):
+    """The commands, which run a model's code too: if that says `sys.exit(0)`, no gate passes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (Exception, KeyboardInterrupt, Terminated):
+            raise
+        except BaseException as error:
+            raise Problem(f"the model's code has ended the program: {raised(error)}.") from error
+
 
 app = typer.Typer(
     name="spectralclip",
-    cls=Commands,
+    cls=_Commands,
     help="Audit and clip the spectra of the layers of PyTorch models.",
-    epilog=EXIT_CODES,
+    epilog=options.EXIT_CODES,
     no_args_is_help=True,
     rich_markup_mode=None,  # help is to read the same in a terminal, a pipe and a log
     pretty_exceptions_enable=False,
@@ -77,39 +54,26 @@ app = typer.Typer(
 )
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        _output.say(f"spectralclip {__version__}")
-        raise typer.Exit(FINE)
-
-
 @app.callback()
 def _options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
-        ),
-    ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="With an error, show the traceback.")
-    ] = False,
+    version: options.Version = False,
+    debug: options.Debug = False,
 ) -> None:
     pass  # `main` has seen to --debug, so that it may stand anywhere
 
 
-@app.command(epilog=AUDIT_EXAMPLES)
+@app.command(epilog=options.AUDIT_EXAMPLES)
 def audit(
-    model: Model,
-    inputs: Inputs = None,
+    model: options.Model,
+    inputs: options.Inputs = None,
     weights: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help=f"Weights to load: {', '.join(_weights_file.SUFFIXES)}."),
     ] = None,
-    html: Html = None,
-    json: Json = None,
-    fail_above: Limit = None,
-    fail_on: FailOnWhat = None,
+    html: options.Html = None,
+    json: options.Json = None,
+    fail_above: options.Limit = None,
+    fail_on: options.FailOnWhat = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Singular values for each layer.")] = 10,
     tol: Annotated[float, typer.Option(help="Relative width of the intervals.")] = 0.01,
     deterministic: Annotated[
@@ -118,15 +82,15 @@ def audit(
     lipschitz: Annotated[
         bool, typer.Option("--lipschitz/--no-lipschitz", help="Bound the whole network.")
     ] = True,
-    estimates: Estimates = False,
+    estimates: options.Estimates = False,
     workers: Annotated[int, typer.Option(min=1, help="Processes to work in.")] = 1,
-    batch: Batch = 1,
-    settings: Settings = None,
-    allow_partial: Partial = False,
-    trust: Trust = False,
-    max_file_size: LargestFile = None,
-    device: Device = None,
-    seed: Seed = 0,
+    batch: options.Batch = 1,
+    settings: options.Settings = None,
+    allow_partial: options.Partial = False,
+    trust: options.Trust = False,
+    limit: options.LargestFile = None,
+    device: options.Device = None,
+    seed: options.Seed = 0,
 ) -> None:
     """Certified norms of every affine layer and chain of a model, and of the whole network."""
     if fail_on and fail_above is None:
@@ -135,12 +99,11 @@ def audit(
         raise Problem(f"--fail-above: expected a finite number of at least 0, got {fail_above}.")
     if fail_on and FailOn.network in fail_on and not lipschitz:
         raise Problem("--fail-on network needs the network's bound: leave out --no-lipschitz.")
-    if estimates and json == STANDARD_OUTPUT:
+    if estimates and json == _steps.STANDARD_OUTPUT:
         raise Problem("--compare-estimates prints a table: give --json a file, not -.")
-    limit = in_bytes(max_file_size)
-    require_outputs(html, json, inputs=(weights, file_of(model)))
+    _steps.require_outputs(html, json, inputs=(weights, file_of(model)))
     notes: list[str] = []
-    source = get_source(
+    source = _steps.get_source(
         model,
         settings,
         trust=trust,
@@ -151,8 +114,8 @@ def audit(
         notes=notes,
     )
     if weights is not None:
-        load_weights_(source, weights, allow_partial=allow_partial, limit=limit, notes=notes)
-    example = get_example(source, inputs, batch=batch, seed=seed, text=model)
+        _steps.load_weights_(source, weights, allow_partial=allow_partial, limit=limit, notes=notes)
+    example = _steps.get_example(source, inputs, batch=batch, seed=seed, text=model)
     found = audit_model(
         source.model,
         example,
@@ -165,59 +128,58 @@ def audit(
         progress=sys.stderr.isatty(),
     )
     found = replace(found, model=model)
-    write_result(found, html, json, notes)
+    _steps.write_result(found, html, json, notes)
     if estimates:
-        layers = compare_estimates(source.model, example, estimators(), found=found, seed=seed)
-        _output.show_estimates(layers)
+        layers = compare_estimates(source.model, example, estimators(), found, seed=seed)
+        _output.show_sheet(estimates_sheet(layers))
     if fail_above is not None:
         complaints, remarks = verdict(found, fail_above, fail_on or [FailOn.chains])
         for line in (*remarks, *complaints):
             _output.note(line)
         if complaints:
-            raise typer.Exit(ABOVE)
+            raise typer.Exit(options.ABOVE)
 
 
-@app.command(epilog=CLIP_EXAMPLES)
+@app.command(epilog=options.CLIP_EXAMPLES)
 def clip(
-    model: Model,
+    model: options.Model,
     weights: Annotated[Path, typer.Option(metavar="FILE", help="The weights to clip.")],
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write them.")
     ],
-    inputs: Inputs = None,
+    inputs: options.Inputs = None,
     max_norm: Annotated[float, typer.Option(help="The largest norm a layer may have.")] = 1.0,
     layers: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Only such layers, as 'layer1.*'; may be repeated."),
     ] = None,
     compose: Annotated[
-        Compose,
+        options.Compose,
         typer.Option(
             help="Bound a layer together with the following batch norm (norms), all layers that "
             "directly follow each other (chains), or each by itself (none)."
         ),
-    ] = Compose.norms,
+    ] = options.Compose.norms,
     tol: Annotated[float, typer.Option(help="Relative accuracy of the norm reached.")] = 1e-3,
     exact: Annotated[bool, typer.Option("--exact", help="The nearest weights, slower.")] = False,
     certify: Annotated[
-        Certify, typer.Option(help="Prove the norm reached, by such a bound.")
-    ] = Certify.no,
+        options.Certify, typer.Option(help="Prove the norm reached, by such a bound.")
+    ] = options.Certify.no,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the output file if there is one.")
     ] = False,
-    settings: Settings = None,
-    allow_partial: Partial = False,
-    trust: Trust = False,
-    max_file_size: LargestFile = None,
-    device: Device = None,
-    seed: Seed = 0,
+    settings: options.Settings = None,
+    allow_partial: options.Partial = False,
+    trust: options.Trust = False,
+    limit: options.LargestFile = None,
+    device: options.Device = None,
+    seed: options.Seed = 0,
 ) -> None:
     """Clip the weights of a model, and write them in the form that they came in."""
-    limit = in_bytes(max_file_size)
-    require_no_input(f"output {output}", output, [file_of(model)])
+    _steps.require_no_input(f"output {output}", output, [file_of(model)])
     require_output(weights, output, overwrite=overwrite)
     notes: list[str] = []
-    source = get_source(
+    source = _steps.get_source(
         model,
         settings,
         trust=trust,
@@ -227,26 +189,24 @@ def clip(
         limit=limit,
         notes=notes,
     )
-    checkpoint, fit = load_weights_(
+    checkpoint, fit = _steps.load_weights_(
         source, weights, allow_partial=allow_partial, limit=limit, notes=notes
     )
     results = clip_checkpoint_(
         source.model,
-        get_example(source, inputs, batch=1, seed=seed, text=model),
+        _steps.get_example(source, inputs, batch=1, seed=seed, text=model),
         checkpoint,
         fit,
         max_norm,
         layers=layers or (),
-        compose=COMPOSE[compose],
+        compose=options.COMPOSE[compose],
         tol=tol,
         exact=exact,
-        certify=CERTIFY[certify],
+        certify=options.CERTIFY[certify],
         generator=torch.Generator().manual_seed(seed),
     )
-    try:
+    with file_problems("write"):
         _weights_file.write(checkpoint, output)
-    except OSError as error:
-        raise cannot("write", error) from error
     _output.show_clipped(results, max_norm)
     above_bound = [name for name, one in results.items() if one.norm_after > max_norm * (1 + tol)]
     if above_bound:
@@ -255,21 +215,22 @@ def clip(
         _output.note(line)
 
 
-@app.command(epilog=COMPARE_EXAMPLES)
+@app.command(epilog=options.COMPARE_EXAMPLES)
 def compare(
     before: Annotated[Path, typer.Argument(metavar="A.json", help="An audit of before.")],
     after: Annotated[Path, typer.Argument(metavar="B.json", help="An audit of after.")],
-    html: Html = None,
-    json: Json = None,
-    max_file_size: LargestFile = None,
+    html: options.Html = None,
+    json: options.Json = None,
+    limit: options.LargestFile = None,
 ) -> None:
     """Two audits side by side."""
-    limit = in_bytes(max_file_size)
-    require_outputs(html, json, inputs=(before, after))
-    write_result(read_audit(before, limit).compare(read_audit(after, limit)), html, json)
+    _steps.require_outputs(html, json, inputs=(before, after))
+    _steps.write_result(
+        _steps.read_audit(before, limit).compare(_steps.read_audit(after, limit)), html, json
+    )
 
 
-@app.command(epilog=DEMO_EXAMPLES)
+@app.command(epilog=options.DEMO_EXAMPLES)
 def demo(
     output: Annotated[
         Path | None,
@@ -307,9 +268,17 @@ def main(args: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if args is None else args)
     debug = "--debug" in given
     given = [one for one in given if one != "--debug"]
-    return guarded(lambda: _run(given or ["--help"]), debug=debug)
-
-
-def _run(args: list[str]) -> int:
     command: Any = typer.main.get_command(app)
-    return int(command.main(args, prog_name="spectralclip", standalone_mode=False) or FINE)
+
+    def run() -> int:
+        code = command.main(given or ["--help"], prog_name="spectralclip", standalone_mode=False)
+        return int(code or FINE)
+
+    with _output.forgiving_encoding(), _output.plain_warnings():
+        return guarded(
+            run,
+            debug=debug,
+            notes={INTERRUPTED: "stopped; nothing was written."},
+            interrupts=(KeyboardInterrupt, typer.Abort),
+            broken_pipe=_output.BrokenPipe,
+        )

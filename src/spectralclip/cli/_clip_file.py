@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from spectralclip._clipping import ClipResult, clip_found_layers_, layer_targets
@@ -17,7 +16,7 @@ from spectralclip._common import require_writable
 from spectralclip._models import Compose, ExampleInputs, FoundLayer, find_layers, unwrapped
 from spectralclip._spectrum import spectral_norm
 from spectralclip.cli import _weights_file
-from spectralclip.cli._problems import Problem, cannot, listed
+from spectralclip.cli._problems import Problem, file_problems, listed
 from spectralclip.cli._weights_file import Checkpoint, Fit
 
 
@@ -33,10 +32,8 @@ def require_output(source: Path, target: Path, *, overwrite: bool) -> None:
         same = target.exists() and source.exists() and target.samefile(source)
         what = "is the input itself" if same else "exists already"
         raise Problem(f"output {target} {what}: choose another name, or add --overwrite.")
-    try:
+    with file_problems("write"):
         require_writable(target)
-    except OSError as error:
-        raise cannot("write", error) from error
 
 
 def clip_checkpoint_(
@@ -92,6 +89,5 @@ def _is_rounded(checkpoint: Checkpoint, model: nn.Module, fit: Fit) -> bool:
 
 
 def _measured(layer: FoundLayer, result: ClipResult) -> ClipResult:
-    measure: Callable[..., torch.Tensor] = spectral_norm
-    norms = [float(measure(list(layer.modules), shape)) for shape in layer.in_shapes]
+    norms = [float(spectral_norm(list(layer.modules), shape)) for shape in layer.in_shapes]
     return replace(result, norm_after=max(norms))

@@ -28,14 +28,7 @@ class InputSpec:
 
 
 def parse_input(text: str) -> InputSpec:
-    """Read one `--input`.
-
-    Example:
-        >>> parse_input("3,32,32").shape
-        (3, 32, 32)
-        >>> parse_input("input_ids=16:int64:100").below
-        100
-    """
+    """Read one `--input`, such as "3,32,32" or "input_ids=16:int64:100"."""
     name, equals, rest = text.partition("=")
     name, rest = (name, rest) if equals else ("", text)
     shape, dtype, below, *more = [*rest.split(":"), "", ""][: max(3, rest.count(":") + 1)]

@@ -99,11 +99,8 @@ def _take_in_padding(layer: nn.Module, node: fx.Node, source: fx.Node) -> bool:
     pad = _arguments(layer, node)
     conv, widths = cast(nn.Conv2d, layer), list(pad["pad"])
     symmetric = len(widths) == 2 * len(conv.kernel_size) and widths[::2] == widths[1::2]
-    if (
-        any(conv.padding)
-        or not symmetric
-        or pad["mode"] not in ("reflect", "replicate", "circular")
-    ):
+    known = pad["mode"] in ("reflect", "replicate", "circular")
+    if any(conv.padding) or not (symmetric and known):
         return False
     conv.padding, conv.padding_mode = tuple(reversed(widths[::2])), pad["mode"]
     conv._reversed_padding_repeated_twice = widths
@@ -126,10 +123,9 @@ def _conv(arguments: Arguments) -> nn.Module:
     names = ("stride", "padding", "dilation", *(["output_padding"] if transposed else []))
     options = {name: _spread(arguments[name], weight.ndim - 2) for name in names}
     options |= {"groups": groups, "bias": arguments["bias"] is not None, "device": "meta"}
-    kind: Any = (_TRANSPOSED if transposed else _CONVS)[weight.ndim]
+    kind: type[nn.Module] = (_TRANSPOSED if transposed else _CONVS)[weight.ndim]
     sizes = (first, second) if transposed else (second, first)
-    module: nn.Module = kind(*sizes, tuple(weight.shape[2:]), **options)
-    return module
+    return kind(*sizes, tuple(weight.shape[2:]), **options)
 
 
 def _spread(value: Any, dims: int) -> Any:
@@ -143,9 +139,7 @@ def _batch_norm(arguments: Arguments) -> nn.Module | None:
     ndim = getattr(arguments["example"], "ndim", None)
     if ndim not in _BATCH_NORMS or arguments["running_mean"] is None:
         return None
-    kind: Any = _BATCH_NORMS[ndim]
-    module: nn.Module = kind(len(arguments["weight"]), eps=arguments["eps"], device="meta")
-    return module
+    return _BATCH_NORMS[ndim](len(arguments["weight"]), eps=arguments["eps"], device="meta")
 
 
 def _layer_norm(arguments: Arguments) -> nn.Module:

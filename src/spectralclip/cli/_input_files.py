@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 from typing import BinaryIO
 
-from spectralclip.cli._problems import Problem, cannot
+from spectralclip.cli._problems import Problem, file_problems
 
 GIB = 2**30
 FLAG = "--max-file-size"
@@ -22,13 +22,14 @@ FLAG = "--max-file-size"
 LARGEST_WEIGHTS = 16.0 * GIB
 LARGEST_TEXT = 1.0 * GIB
 
-_KINDS = (
-    (stat.S_ISDIR, "a directory"),
-    (stat.S_ISCHR, "a character device"),
-    (stat.S_ISBLK, "a block device"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-)
+# By the letter that `ls -l` shows.
+_KINDS = {
+    "d": "a directory",
+    "c": "a character device",
+    "b": "a block device",
+    "p": "a pipe",
+    "s": "a socket",
+}
 
 
 def in_bytes(gib: float | None) -> float | None:
@@ -40,10 +41,8 @@ def in_bytes(gib: float | None) -> float | None:
 
 def require_regular(path: Path, what: str, limit: float, *, empty: bool = False) -> None:
     """Refuse what is not a regular file within the limit, without opening it."""
-    try:
+    with file_problems("read"):
         found = os.stat(path)
-    except OSError as error:
-        raise cannot("read", error) from error
     _check(found, path, what, limit, empty)
 
 
@@ -53,12 +52,10 @@ def open_regular(path: Path, what: str, limit: float) -> BinaryIO:
     The file that was opened is looked at once more: a path may mean something else by then.
     """
     require_regular(path, what, limit)
-    try:
-        # Without waiting for somebody to write, should it have become a pipe.
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    # Without waiting for somebody to write, should it have become a pipe.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    with file_problems("read"):
         file = os.fdopen(os.open(path, flags), "rb")
-    except OSError as error:
-        raise cannot("read", error) from error
     try:
         _check(os.fstat(file.fileno()), path, what, limit, empty=False)
     except Problem:
@@ -68,13 +65,10 @@ def open_regular(path: Path, what: str, limit: float) -> BinaryIO:
 
 
 def read_text(path: Path, what: str, limit: float) -> str:
-    """A text file in UTF-8."""
     with open_regular(path, what, limit) as file:
         size = os.fstat(file.fileno()).st_size
-        try:
+        with file_problems("read"):
             data = file.read(size + 1)
-        except OSError as error:
-            raise cannot("read", error) from error
     if len(data) > size:
         raise Problem(f"{what} {path}: the file grows while it is read: wait until it is complete.")
     return data.decode("utf-8")
@@ -97,9 +91,8 @@ def require_unpacked_size(file: BinaryIO, path: Path, what: str, limit: float) -
 
 def _check(found: os.stat_result, path: Path, what: str, limit: float, empty: bool) -> None:
     if not stat.S_ISREG(found.st_mode):
-        kinds = [words for is_kind, words in _KINDS if is_kind(found.st_mode)]
+        got = _KINDS.get(stat.filemode(found.st_mode)[0], "something else")
         link = f" (a link to {os.path.realpath(path)})" if path.is_symlink() else ""
-        got = "".join(kinds) or "something else"
         raise Problem(f"{what} {path}: expected a regular file, got {got}{link}.")
     if found.st_size == 0 and not empty:
         raise Problem(

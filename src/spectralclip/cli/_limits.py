@@ -48,7 +48,8 @@ def above(audit: Audit, limit: float, what: Sequence[FailOn]) -> list[str]:
     A norm whose interval holds the limit is not known to be above, nor known to be within; to
     pass, it has to be certified.
     """
-    rows = {row.name: row for one in _parts(what) for row in _rows(audit, one)}
+    names = set(_looked_at(audit, what))
+    rows = {row.name: row for row in audit.layers if row.name in names}
     found = [_words(row, limit) for row in rows.values() if not row.norm.upper <= limit]
     bound = audit.lipschitz
     if FailOn.network in what and bound is not None and limit < bound.upper < math.inf:
@@ -58,11 +59,9 @@ def above(audit: Audit, limit: float, what: Sequence[FailOn]) -> list[str]:
 
 def uncertified(audit: Audit, what: Sequence[FailOn]) -> list[str]:
     """What is looked at and has no bound that could be held against a limit, and why."""
-    failed = audit.uncertified
-    names = dict.fromkeys(name for one in _parts(what) for name in _failures(audit, one))
-    found = [f"{shown_name(name)}: {shown_reason(failed[name])}" for name in names]
-    rows = [row for one in _parts(what) for row in _rows(audit, one)]
-    if _parts(what) and audit.parameters and not (rows or names):
+    names, failed = list(_looked_at(audit, what)), audit.uncertified
+    found = [f"{shown_name(n)}: {shown_reason(failed[n])}" for n in names if n in failed]
+    if set(what) - {FailOn.network} and audit.parameters and not names:
         found.append("no affine layer was found, so that nothing was looked at.")
     if FailOn.network in what:
         found += [f"the network: {why}" for why in _network(audit)]
@@ -79,39 +78,24 @@ def _network(audit: Audit) -> Iterator[str]:
         yield f"it has no upper bound: {listed(places, 1)}"
 
 
-def _parts(what: Sequence[FailOn]) -> list[FailOn]:
-    return [one for one in what if one is not FailOn.network]
-
-
-def _rows(audit: Audit, what: FailOn) -> Iterator[LayerAudit]:
-    chained = _chained(audit)
-    for row in audit.layers:
-        alone = row.role == "layer"
-        if alone if what is FailOn.layers else not alone or row.name not in chained:
-            yield row
-
-
-def _failures(audit: Audit, what: FailOn) -> Iterator[str]:
-    """The names of layers or chains that should be rows, and are not."""
-    chained = _chained(audit)
-    for name in audit.uncertified:
-        alone = not _is_chain(audit, name)
-        wanted = alone if what is FailOn.layers else not alone or name not in chained
-        if wanted and name != NETWORK:
+def _looked_at(audit: Audit, what: Sequence[FailOn]) -> Iterator[str]:
+    """The names of layers, or of chains and the layers that are in none, bounded or not."""
+    rows = {row.name: row for row in audit.layers}
+    failed = [name for name in audit.uncertified if name != NETWORK]
+    # A module may have a plus in its name, too.
+    known = rows.keys() | audit.skipped.keys()
+    chains = {name: row.parts for name, row in rows.items() if row.role == "chain"}
+    chains |= {
+        name: tuple(name.split("+"))
+        for name in failed
+        if "+" in name and name.partition("+")[0] in known
+    }
+    chained = {part for parts in chains.values() for part in parts}
+    for name in dict.fromkeys((*rows, *failed)):
+        alone = name not in chains
+        apart = not alone or name not in chained
+        if (FailOn.layers in what and alone) or (FailOn.chains in what and apart):
             yield name
-
-
-def _chained(audit: Audit) -> set[str]:
-    """The names of the layers that are parts of a chain, bounded or not."""
-    failed = [name.split("+") for name in audit.uncertified if _is_chain(audit, name)]
-    rows = [row.parts for row in audit.layers if row.role == "chain"]
-    return {part for parts in (*failed, *rows) for part in parts}
-
-
-def _is_chain(audit: Audit, name: str) -> bool:
-    """Whether a name is that of a chain, rather than of a module with a plus in its name."""
-    known = {row.name for row in audit.layers} | audit.skipped.keys()
-    return "+" in name and name.partition("+")[0] in known
 
 
 def _words(row: LayerAudit, limit: float) -> str:

@@ -49,7 +49,7 @@ def load(
         require_regular(own, "MODEL", limit or usual, empty=own.suffix == ".py")
         if own.suffix == ".pt2":
             return _exported(own, options, trust)
-    kind, colon, name = text.rpartition(":") if ":" in text else ("", "", text)
+    kind, _, name = text.rpartition(":")
     library, _, rest = text.partition(":")
     if library in ("timm", "transformers"):
         if not rest:
@@ -57,7 +57,7 @@ def load(
         if library == "timm":
             return _timm(rest, options)
         return _transformers(rest, options, has_weights, limit or LARGEST_WEIGHTS)
-    if not colon or not kind or not name:
+    if not kind or not name:
         raise Problem(f"MODEL {text!r}: expected {FORMS}.")
     return Source(_made(text, _attribute(_module(kind, text), name, text), options))
 
@@ -242,12 +242,7 @@ def _named(text: str) -> Iterator[None]:
 
 
 def parse_options(settings: Sequence[str]) -> dict[str, Any]:
-    """Arguments `name=value`, where the value is a Python literal or else a string.
-
-    Example:
-        >>> parse_options(["width=8", "norm=batch", "pretrained=true"])
-        {'width': 8, 'norm': 'batch', 'pretrained': True}
-    """
+    """Arguments `name=value`, where the value is a Python literal or else a string."""
     options: dict[str, Any] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")

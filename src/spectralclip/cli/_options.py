@@ -8,10 +8,13 @@ from typing import Annotated, Literal
 
 import typer
 
+from spectralclip import __version__
+from spectralclip._common import FINE
 from spectralclip.cli._example_inputs import SYNTAX
-from spectralclip.cli._input_files import FLAG, GIB, LARGEST_TEXT, LARGEST_WEIGHTS
+from spectralclip.cli._input_files import FLAG, GIB, LARGEST_TEXT, LARGEST_WEIGHTS, in_bytes
 from spectralclip.cli._limits import FailOn
 from spectralclip.cli._model_source import FORMS
+from spectralclip.cli._output import say
 
 ABOVE = 1  # beside the exit codes that all commands have
 
@@ -86,6 +89,19 @@ def complete_model(incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        say(f"spectralclip {__version__}")
+        raise typer.Exit(FINE)
+
+
+Version = Annotated[
+    bool,
+    typer.Option(
+        "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+    ),
+]
+Debug = Annotated[bool, typer.Option("--debug", help="With an error, show the traceback.")]
 Model = Annotated[
     str,
     typer.Argument(metavar="MODEL", help=f"{FORMS}.", autocompletion=complete_model),
@@ -118,6 +134,7 @@ LargestFile = Annotated[
     typer.Option(
         FLAG,
         metavar="GIB",
+        callback=in_bytes,
         help=f"The largest file to read: by default {LARGEST_WEIGHTS / GIB:g} GiB for weights and "
         f"exported programs, {LARGEST_TEXT / GIB:g} GiB for text.",
     ),

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, TextIO, final
+from typing import TYPE_CHECKING, Any, final
 
 from rich.console import Console
 
-from spectralclip._audit import (
-    Column,
-    EstimatedLayer,
-    Sheet,
-    estimates_sheet,
-    plain_table,
-    rich_table,
-)
+from spectralclip._audit import Audit, AuditComparison, Column, Sheet, plain_table, rich_table
 from spectralclip._clipping import ClipResult
 from spectralclip._common import note as note
 from spectralclip._common import shown_name
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from spectralclip._audit import Audit, AuditComparison
 
 CLIP_COLUMNS = (
     Column("layer", "left"),
@@ -49,12 +40,10 @@ class _Console(Console):
 
 
 def show(result: Audit | AuditComparison) -> None:
-    """Print an audit as a table."""
     _print(result.table, result.__str__)
 
 
 def show_clipped(results: Mapping[str, ClipResult], max_norm: float) -> None:
-    """Print what clipping has moved."""
     moved = {name: result for name, result in results.items() if result.distance > 0}
     rows = [
         (shown_name(name), f"{one.norm_before:.4g}", f"{one.norm_after:.4g}", f"{one.distance:.4g}")
@@ -62,13 +51,10 @@ def show_clipped(results: Mapping[str, ClipResult], max_norm: float) -> None:
     ]
     within = len(results) - len(moved)
     footer = f"{len(moved)} of {len(results)} layers moved; {within} within the bound already."
-    sheet = Sheet(f"clipped to norm {max_norm:g}", CLIP_COLUMNS, rows, footer)
-    _print(lambda: rich_table(sheet), lambda: plain_table(sheet))
+    show_sheet(Sheet(f"clipped to norm {max_norm:g}", CLIP_COLUMNS, rows, footer))
 
 
-def show_estimates(layers: Sequence[EstimatedLayer]) -> None:
-    """Print what methods take for the norms of layers."""
-    sheet = estimates_sheet(layers)
+def show_sheet(sheet: Sheet) -> None:
     _print(lambda: rich_table(sheet), lambda: plain_table(sheet))
 
 
@@ -81,7 +67,6 @@ def _print(rich: Callable[[], Table], plain: Callable[[], str]) -> None:
 
 
 def say(text: str) -> None:
-    """Print to the output."""
     try:
         print(text, flush=True)
     except BrokenPipeError as error:
@@ -92,14 +77,7 @@ def say(text: str) -> None:
 def plain_warnings() -> Iterator[None]:
     """Show warnings as one line each, without the source line that they come from."""
 
-    def line(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def line(message: Warning | str, *where: Any, **more: Any) -> None:
         note(f"warning: {' '.join(str(message).split())}")
 
     usual: Any = warnings.showwarning

@@ -5,17 +5,16 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 
-from spectralclip._common import Problem, cannot, one_line
+from spectralclip._common import Problem, file_problems, one_line
 
-__all__ = ["Problem", "cannot", "listed", "one_line", "raised"]
+__all__ = ["Problem", "file_problems", "listed", "one_line", "raised"]
 
 
 def raised(error: BaseException) -> str:
     """A foreign error with its type and the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" (line {frames[-1].lineno} of {frames[-1].filename})" if frames else ""
-    text = one_line(error)
-    kind = type(error).__name__
+    kind, text = type(error).__name__, one_line(error)
     return f"{kind}{place}" if text == kind else f"{kind}: {text}{place}"
 
 

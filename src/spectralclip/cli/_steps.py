@@ -8,24 +8,21 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from json import loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
-from spectralclip._audit import Audit
+from spectralclip._audit import Audit, AuditComparison
 from spectralclip._common import explained, require_writable, write_texts
 from spectralclip._models import in_evaluation, tensors_in, unwrapped
 from spectralclip.cli import _output, _weights_file
 from spectralclip.cli._example_inputs import SYNTAX, example_inputs, parse_input
 from spectralclip.cli._input_files import LARGEST_TEXT, LARGEST_WEIGHTS, read_text
 from spectralclip.cli._model_source import Source, load, parse_options
-from spectralclip.cli._problems import Problem, cannot, listed, one_line
-
-if TYPE_CHECKING:
-    from spectralclip._audit import AuditComparison
+from spectralclip.cli._problems import Problem, file_problems, listed, one_line
 
 STANDARD_OUTPUT = "-"
 
@@ -148,15 +145,13 @@ def require_outputs(
     """Find out before the work whether its result can be written, and over no input."""
     file = None if json == STANDARD_OUTPUT else json
     # Links are followed when files are written, so that two names may be one file.
-    if html is not None and file is not None and _resolved(html) == _resolved(file):
+    if html is not None and file is not None and os.path.realpath(html) == os.path.realpath(file):
         raise Problem(f"--html and --json are the same file, {html}: choose two.")
     for option, path in (("--html", html), ("--json", file)):
         if path is not None:
             require_no_input(f"{option} {path}", path, inputs)
-            try:
+            with file_problems("write"):
                 require_writable(path)
-            except OSError as error:
-                raise cannot("write", error) from error
 
 
 def require_no_input(what: str, path: Path | str, inputs: Iterable[Path | None]) -> None:
@@ -165,10 +160,6 @@ def require_no_input(what: str, path: Path | str, inputs: Iterable[Path | None])
         with contextlib.suppress(OSError):  # of a file that is not there
             if one is not None and os.path.samefile(path, one):
                 raise Problem(f"{what} is the file that is read, {one}: choose another name.")
-
-
-def _resolved(path: Path | str) -> str:
-    return os.path.realpath(path)
 
 
 def write_result(
@@ -180,10 +171,8 @@ def write_result(
         texts[html] = result.to_html()
     if json is not None and json != STANDARD_OUTPUT:
         texts[json] = result.to_json()
-    try:
+    with file_problems("write"):
         write_texts(texts)
-    except OSError as error:
-        raise cannot("write", error) from error
     if json == STANDARD_OUTPUT:
         _output.say(result.to_json())
     else:
@@ -193,7 +182,6 @@ def write_result(
 
 
 def read_audit(path: Path, limit: float | None) -> Audit:
-    """An audit from a file of `--json`."""
     try:
         document = loads(read_text(path, "audit", limit or LARGEST_TEXT))
         if not isinstance(document, dict):  # text would be taken for a path

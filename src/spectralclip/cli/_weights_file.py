@@ -16,11 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from spectralclip._common import replacing
 from spectralclip._models import unwrapped
-from spectralclip.cli._input_files import (
-    LARGEST_WEIGHTS,
-    open_regular,
-    require_unpacked_size,
-)
+from spectralclip.cli._input_files import LARGEST_WEIGHTS, open_regular, require_unpacked_size
 from spectralclip.cli._pickled import wanted_globals
 from spectralclip.cli._problems import Problem, listed, one_line
 
@@ -53,7 +49,6 @@ class Checkpoint:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The weights by name."""
         return {key: value for key, value in self.weights.items() if _is_weight(key, value)}
 
 
@@ -73,7 +68,6 @@ class Fit:
 
     @property
     def complaints(self) -> list[str]:
-        """What does not fit, in words."""
         found = {
             "of another shape": self.mismatched,
             "of another kind of number": self.unfit,
@@ -120,7 +114,11 @@ def _read_pickled(path: Path, file: BinaryIO) -> Checkpoint:
         # Damage shows itself in as many kinds of errors as there are bytes to damage.
         wanted = wanted_globals(file)
         if isinstance(error, pickle.UnpicklingError) and wanted:
-            raise _refused(path, wanted) from error
+            raise Problem(
+                f"weights {path}: refused, since to read it would import and run {listed(wanted)}; "
+                "only tensors and plain containers are read. If you trust where it comes from, "
+                "load it yourself and save the state_dict alone, best as .safetensors."
+            ) from error
         raise _damaged(path, "file of torch.save", error) from error
     wrapper = _wrapper(content)
     if wrapper is None:
@@ -130,14 +128,6 @@ def _read_pickled(path: Path, file: BinaryIO) -> Checkpoint:
             f"{', '.join(WRAPPERS)}, got {type(content).__name__}{inside}."
         )
     return Checkpoint(path, content, wrapper)
-
-
-def _refused(path: Path, wanted: list[str]) -> Problem:
-    return Problem(
-        f"weights {path}: refused, since to read it would import and run {listed(wanted)}; only "
-        "tensors and plain containers are read. If you trust where it comes from, load it yourself "
-        "and save the state_dict alone, best as .safetensors."
-    )
 
 
 def _damaged(path: Path, kind: str, error: BaseException) -> Problem:
@@ -297,14 +287,14 @@ def why_unfit(value: Tensor, own: Tensor) -> str:
         form = _form(tensor)
         if form:
             return f"{form}{whose}"
-    kinds = f"{_name(value)}, not {_name(own)}"
     if own.is_floating_point() or own.is_complex():
-        fits = (value.is_floating_point(), value.is_complex()) == (
-            own.is_floating_point(),
-            own.is_complex(),
+        fits = all(
+            is_kind(value) == is_kind(own)
+            for is_kind in (torch.is_floating_point, torch.is_complex)
         )
-        return "" if fits else kinds
-    return "" if not value.is_complex() and _same_values(value, own.dtype) else kinds
+    else:
+        fits = not value.is_complex() and _same_values(value, own.dtype)
+    return "" if fits else f"{_name(value)}, not {_name(own)}"
 
 
 def _form(tensor: Tensor) -> str:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -19,22 +16,14 @@ MAX_NORM = 1.0
 
 
 class Recipe(NamedTuple):
-    """One way to train the network.
+    """One way to train the network."""
 
-    Attributes:
-        key: For the names of files.
-        label: For the table.
-        methods: What keeps norms in check, in the order of their work after each step.
-        rate: The highest learning rate.
-        sharpness: What scores are multiplied with before the softmax of the loss. A network whose
-            Lipschitz constant is 1 has scores that are close together; the softmax of these would
-            call every digit undecided.
-    """
-
-    key: str
-    label: str
-    methods: tuple[Method, ...] = ()
-    rate: float = 0.02
+    key: str  # for the names of files
+    label: str  # for the table
+    methods: tuple[Method, ...] = ()  # in the order of their work after each step
+    rate: float = 0.02  # the highest learning rate
+    # What scores are multiplied with before the softmax of the loss. A network whose Lipschitz
+    # constant is 1 has scores that are close together: every digit would count as undecided.
     sharpness: float = 10.0
 
 
@@ -47,13 +36,6 @@ RECIPES = (
     Recipe("composition", "conv+BN", (SpectralClip(), SpectralClip(compose="conv_bn"))),
     Recipe("unclipped-tuned", "none, tuned", rate=0.1, sharpness=1.0),
 )
-
-
-class Trained(NamedTuple):
-    """A network, and how long its training took."""
-
-    model: nn.Module
-    seconds: float
 
 
 def small_network(seed: int, width: int = 32) -> nn.Sequential:
@@ -74,9 +56,8 @@ def small_network(seed: int, width: int = 32) -> nn.Sequential:
 
 def train(
     recipe: Recipe, images: Tensor, labels: Tensor, *, epochs: int, seed: int, width: int = 32
-) -> Trained:
+) -> nn.Module:
     """Train the network by a recipe; the same weights at first and batches for each recipe."""
-    started = time.perf_counter()
     model = small_network(seed, width)
     optimizer = torch.optim.SGD(model.parameters(), lr=recipe.rate, momentum=0.9)
     batches = -(-len(images) // BATCH)
@@ -84,28 +65,29 @@ def train(
         optimizer, recipe.rate, total_steps=epochs * batches
     )
     generator = torch.Generator().manual_seed(seed)
-    with _clipped(recipe, model, images[:1], optimizer, seed):
-        model.train()
-        for _ in range(epochs):
-            for batch in torch.randperm(len(images), generator=generator).split(BATCH):
-                scores = recipe.sharpness * model(images[batch])
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(scores, labels[batch]).backward()
-                optimizer.step()
-                rates.step()
-        model.eval()
-    return Trained(model, time.perf_counter() - started)
+    attachments = _attached(recipe, model, optimizer, images[:1], seed)
+    model.train()
+    for _ in range(epochs):
+        for batch in torch.randperm(len(images), generator=generator).split(BATCH):
+            scores = recipe.sharpness * model(images[batch])
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(scores, labels[batch]).backward()
+            optimizer.step()
+            rates.step()
+    model.eval()
+    for attachment in attachments:
+        attachment.finalize()  # a full clip
+    return model
 
 
-@contextmanager
-def _clipped(
+def _attached(
     recipe: Recipe,
     model: nn.Module,
-    example: Tensor,
     optimizer: torch.optim.Optimizer,
+    example: Tensor,
     seed: int,
-) -> Iterator[None]:
-    """The methods of the recipe at work, and a full clip by each at the end."""
+) -> list[Attachment]:
+    """The methods of the recipe, at work from now on."""
     attachments: list[Attachment] = []
     for method in recipe.methods:
         # What an earlier method holds as it is, such as the dense layer, is not held twice.
@@ -117,6 +99,4 @@ def _clipped(
         attachments.append(
             attach(model, optimizer, example, method=method, max_norm=bound, seed=seed)
         )
-    yield
-    for attachment in attachments:
-        attachment.finalize()
+    return attachments

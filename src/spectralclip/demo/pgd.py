@@ -118,16 +118,12 @@ def _towards(
         (slope,) = torch.autograd.grad(push.sum(), x)
         # Long strides first, to get anywhere in the ball; short ones last, to settle.
         stride = 2 * radius * (1 - step / steps) / steps**0.5
-        moved = x.detach() + stride * _unit(slope)
+        moved = x.detach() + stride * (slope / _lengths(slope).clamp_min(TINY))
         active = active[standing]
         points[active] = _projected(moved[standing], images[active], radius)
         if not len(active):
             break
     return points
-
-
-def _unit(vectors: Tensor) -> Tensor:
-    return vectors / _lengths(vectors).clamp_min(TINY)
 
 
 def _lengths(vectors: Tensor) -> Tensor:

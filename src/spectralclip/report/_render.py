@@ -116,7 +116,6 @@ def _script() -> str:
 
 
 def _text(name: str) -> str:
-    """One of the page's own files."""
     return resources.files(__package__).joinpath("page", name).read_text(encoding="utf-8")
 
 

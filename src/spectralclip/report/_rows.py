@@ -47,20 +47,10 @@ def audit_rows(audit: Mapping[str, Any]) -> list[Row]:
     layers = audit.get("layers") or ()
     for layer, unit in zip(layers, units(layers), strict=True):
         row = _row(len(rows), layer, [_side(layer)], unit)
-        row["cells"] = [
-            row["name"],
-            row["sides"][0]["norm"],
-            number(layer.get("reshaped_norm")),
-            number(layer.get("stable_rank")),
-            count(layer.get("parameters")),
-        ]
-        row["keys"] = [
-            row["name"],
-            _end(row["sides"][0]),
-            short(layer.get("reshaped_norm")),
-            short(layer.get("stable_rank")),
-            layer.get("parameters"),
-        ]
+        side, numbers = row["sides"][0], (layer.get("reshaped_norm"), layer.get("stable_rank"))
+        parameters = layer.get("parameters")
+        row["cells"] = [row["name"], side["norm"], *map(number, numbers), count(parameters)]
+        row["keys"] = [row["name"], _end(side), *map(short, numbers), parameters]
         rows.append(row)
     return rows
 
@@ -128,21 +118,18 @@ def _split(layer: Mapping[str, Any]) -> list[float | None] | None:
 
 def _facts(layer: Mapping[str, Any], norm: str) -> list[str | None]:
     linear, batch_norm = layer.get("linear"), layer.get("batch_norm")
-    apart = None if linear is None or batch_norm is None else number(linear * batch_norm)
-    frobenius = number(layer.get("frobenius"))
-    uses = layer.get("uses")
+    apart = None if linear is None or batch_norm is None else linear * batch_norm
+    reshaped, frobenius = layer.get("reshaped_norm"), number(layer.get("frobenius"))
+    parameters, uses = layer.get("parameters"), layer.get("uses")
     return [
         norm,
         *_promise(layer.get("norm") or {}),
-        None if linear is None else number(linear),
-        None if batch_norm is None else number(batch_norm),
-        apart,
-        None if layer.get("reshaped_norm") is None else number(layer["reshaped_norm"]),
+        *(None if one is None else number(one) for one in (linear, batch_norm, apart, reshaped)),
         frobenius if layer.get("frobenius_is_exact", True) else f"about {frobenius}",
         number(layer.get("stable_rank")),
         shape(layer.get("in_shape")),
         shape(layer.get("out_shape")),
-        None if layer.get("parameters") is None else f"{layer['parameters']:,}".replace(",", " "),
+        None if parameters is None else f"{parameters:,}".replace(",", " "),
         None if uses in (None, 1) else f"{uses} times",
         ", ".join(map(str, layer.get("shared") or ())) or None,
     ]

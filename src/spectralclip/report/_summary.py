@@ -31,9 +31,13 @@ def summary_of(audit: Mapping[str, Any], label: str) -> dict[str, Any]:
     """The head of the page for one audit; `label` tells two of them apart."""
     layers = audit.get("layers") or ()
     standing = [layer for layer, unit in zip(layers, units(layers), strict=True) if unit]
-    norms = [(_upper(layer), layer) for layer in standing]
-    finite = [(upper, layer) for upper, layer in norms if is_finite(upper)]
-    largest = max(finite, key=lambda pair: pair[0] or 0.0, default=None)
+    norms = [layer.get("norm") or {} for layer in standing]
+    finite = [
+        (norm["upper"], str(layer.get("name") or ""))
+        for norm, layer in zip(norms, standing, strict=True)
+        if is_finite(norm.get("upper"))
+    ]
+    largest = max(finite, default=None, key=lambda pair: pair[0])
     return {
         "label": label,
         "model": str(audit.get("model") or "Model"),
@@ -42,8 +46,9 @@ def summary_of(audit: Mapping[str, Any], label: str) -> dict[str, Any]:
         "created": _moment(audit.get("created")),
         "run": _words(audit.get("settings")) + _words(audit.get("environment")),
         "units": len(standing),
-        "above": sum(_surely_above(layer) for layer in standing),
-        "largest": largest and {"norm": at_most(largest[0]), "name": largest[1].get("name") or ""},
+        # Those that are certain to amplify, by more than intervals are usually wide.
+        "above": sum((norm.get("lower") or 0) > 1.01 for norm in norms),
+        "largest": largest and {"norm": at_most(largest[0]), "name": largest[1]},
         "compensating": [
             str(layer.get("name") or "") for layer in layers if layer.get("compensates")
         ],
@@ -51,17 +56,6 @@ def summary_of(audit: Mapping[str, Any], label: str) -> dict[str, Any]:
         "lipschitz": _lipschitz(audit.get("lipschitz")),
         "failure": _failure(audit),
     }
-
-
-def _upper(layer: Mapping[str, Any]) -> float | None:
-    upper: float | None = (layer.get("norm") or {}).get("upper")
-    return upper
-
-
-def _surely_above(layer: Mapping[str, Any]) -> bool:
-    """Whether a norm is certain to amplify, and by more than intervals are usually wide."""
-    lower: float | None = (layer.get("norm") or {}).get("lower")
-    return lower is not None and lower > 1.01
 
 
 def _lipschitz(bound: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -86,12 +80,10 @@ def _lipschitz(bound: Mapping[str, Any] | None) -> dict[str, Any] | None:
 def _failure(audit: Mapping[str, Any]) -> dict[str, str]:
     """The chance that the network's bound is wrong, and that any bound on the page is."""
     bound = audit.get("lipschitz")
-    single = [
-        (layer.get("norm") or {}).get("failure") or 0.0 for layer in audit.get("layers") or ()
-    ]
+    norms = [layer.get("norm") or {} for layer in audit.get("layers") or ()]
     network = (bound or {}).get("failure") or 0.0
     # Probabilities add up; the network's bound may rest on norms that no row shows.
-    together = max(network, min(1.0, sum(single)))
+    together = max(network, min(1.0, sum(norm.get("failure") or 0.0 for norm in norms)))
     return {
         "network": _chance(together if bound is None else network),
         "together": _chance(together),

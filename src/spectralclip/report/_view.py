@@ -11,6 +11,25 @@ from spectralclip.report._numbers import at_most, is_finite, short
 from spectralclip.report._rows import FACTS, audit_rows, comparison_rows
 from spectralclip.report._summary import summary_of
 
+# Heading, what it means, and whether a phone has no room for it.
+_COLUMNS = (
+    ("Layer", "Name, kind and geometry", False),
+    ("Norm", "Certified interval of the largest singular value", False),
+    (
+        "Reshaped",
+        "What torch.nn.utils.spectral_norm would see: the norm of the reshaped kernel",
+        True,
+    ),
+    ("Stable rank", "Squared Frobenius norm over squared norm", True),
+    ("Parameters", "Numbers the layer learns", True),
+)
+_COLUMNS_OF_TWO = (
+    _COLUMNS[0],
+    ("Before", "Certified interval of the norm before", False),
+    ("After", "Certified interval of the norm after", False),
+    ("Change", "Upper end after, over upper end before", False),
+)
+
 
 def view_of(document: Mapping[str, Any], title: str | None = None) -> dict[str, Any]:
     """Everything the template and the scripts need, from an audit or a comparison."""
@@ -52,26 +71,9 @@ def _has_batch_norm(row: dict[str, Any]) -> bool:
 
 
 def _columns(sides: int) -> list[dict[str, Any]]:
-    """The table's columns: heading, what it means, and whether a phone has room for it."""
-    layer = {"label": "Layer", "hint": "Name, kind and geometry", "wide": False}
-    if sides == 2:
-        return [
-            layer,
-            {"label": "Before", "hint": "Certified interval of the norm before", "wide": False},
-            {"label": "After", "hint": "Certified interval of the norm after", "wide": False},
-            {"label": "Change", "hint": "Upper end after, over upper end before", "wide": False},
-        ]
-    return [
-        layer,
-        {"label": "Norm", "hint": "Certified interval of the largest singular value"},
-        {
-            "label": "Reshaped",
-            "hint": "What torch.nn.utils.spectral_norm would see: the norm of the reshaped kernel",
-            "wide": True,
-        },
-        {"label": "Stable rank", "hint": "Squared Frobenius norm over squared norm", "wide": True},
-        {"label": "Parameters", "hint": "Numbers the layer learns", "wide": True},
-    ]
+    """The table's columns; those that are wide are left out on a phone."""
+    columns = _COLUMNS_OF_TWO if sides == 2 else _COLUMNS
+    return [dict(zip(("label", "hint", "wide"), one, strict=True)) for one in columns]
 
 
 def _range(audit: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -108,14 +110,9 @@ _SENTENCES = ("reason", "note", "remark", "skipped")
 
 
 def shown(value: Any, key: str = "") -> Any:
-    r"""The same value, with the texts inside it spelled out where they cannot be printed.
+    """The same value, with the texts inside it spelled out where they cannot be printed.
 
     Keys stay: two of them might look the same then.
-
-    Example:
-        >>> from spectralclip.report._view import shown
-        >>> print(shown({"layers": [{"name": "a" + chr(0)}]})["layers"][0]["name"])
-        a\x00
     """
     if isinstance(value, str):
         return shown_reason(value) if key in _SENTENCES else printable(value)
