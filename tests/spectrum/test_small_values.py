@@ -129,7 +129,9 @@ def sweep(
     n: int,
     seed: int,
     requests: tuple[tuple[int, float], ...],
-) -> None:
+) -> int:
+    """How many results were judged: all of them, but those that the power method itself doubts."""
+    judged = 0
     layer, of_product = factored(SPECTRA[name], m, n, dtype, seed)
     dense = nn.Linear(n, m, bias=False, dtype=dtype)
     with_weight(dense, sc.as_operator(layer, n, dtype=dtype).to_dense())
@@ -140,13 +142,16 @@ def sweep(
             found = svds(op, n, k, tol=tol, solver=SOLVERS[solver])
             if solver != "power-qr" or found.converged:
                 assert_honest(found, expected[:k], tol)
+                judged += 1
+    return judged
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("name", ["geometric-4", "clusters", "deficient", "zero"])
 @UNCONVERGED
 def test_claims_hold(name: str, solver: str) -> None:
-    sweep(name, torch.float32, solver, 120, 90, 0, ((8, 1e-3),))
+    judged = sweep(name, torch.float32, solver, 120, 90, 0, ((8, 1e-3),))
+    assert judged == 2 or (solver == "power-qr" and judged < 2)
 
 
 @pytest.mark.slow
@@ -160,7 +165,8 @@ def test_claims_hold_for_every_spectrum(
     name: str, solver: str, dtype: torch.dtype, shape: tuple[int, int], seed: int
 ) -> None:
     requests = tuple((k, tol) for k in (1, 8, 25) for tol in (1e-3, 1e-6))
-    sweep(name, dtype, solver, *shape, seed, requests)
+    judged = sweep(name, dtype, solver, *shape, seed, requests)
+    assert judged == 12 or (solver == "power-qr" and judged < 12)
 
 
 def test_half_precision_is_as_honest() -> None:
