@@ -50,7 +50,13 @@ def test_page_runs(path: Path, tmp_path: Path) -> None:
     assert page.run(tmp_path) == len(for_us)
 
 
-@pytest.mark.parametrize("name", MODULES)
+def module_param(name: str) -> Any:
+    """The example of the demo is the demo once more, which its own tests run and look at."""
+    marks = [pytest.mark.slow] if name == "spectralclip.demo.tour" else []
+    return pytest.param(name, marks=marks)
+
+
+@pytest.mark.parametrize("name", [module_param(name) for name in MODULES])
 def test_docstring_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     try:
