@@ -243,7 +243,8 @@ def test_a_configuration_of_another_scale_is_not_run_again(study: Study) -> None
     ("trouble", "line"),
     [
         ("is-killed", "the process was killed by SIGKILL"),
-        ("ends", "the process ended with exit code 7"),
+        # Goes the same way; it is among the runs of all by the command line, too: see test_cli.
+        pytest.param("ends", "the process ended with exit code 7", marks=pytest.mark.slow),
         ("fails-once", "RuntimeError: only once"),
     ],
 )
