@@ -19,8 +19,6 @@ from spectralclip import audit
 from spectralclip._audit import examine
 from spectralclip._audit.estimates import EstimatedLayer, compare_estimates, estimates_sheet
 from spectralclip._audit.table import plain_table
-from spectralclip._training import Promise, promises_of
-from spectralclip.methods import _registry, estimators
 
 
 def exact(module: nn.Module, in_shape: Any, *, generator: Any = None) -> float:
@@ -156,34 +154,6 @@ def test_the_table_marks_what_is_off_and_names_who_is_silent() -> None:
     half, twice = rows[0].estimates["half"], rows[0].estimates["twice"]
     assert f"{half:.4g}-" in conv and f"{twice:.4g}+" in conv
     assert "For no layer here: none, not-implemented." in lines[-1]
-
-
-# --- The methods' own ------------------------------------------------------------------------
-
-
-def test_estimators_are_those_of_the_methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    class With:
-        @staticmethod
-        def estimate(module: nn.Module, in_shape: Any, *, generator: Any = None) -> float:
-            return 3.0
-
-    class Without:
-        estimate = None
-
-    known: dict[str, Any] = {"with": With, "without": Without, "silent": object}
-    monkeypatch.setattr(_registry, "_methods", lambda: known)
-    assert estimators() == {"with": With.estimate}
-
-
-def test_promises_are_read_from_the_class() -> None:
-    class Stated:
-        promises = (Promise(margin=0.1),)
-
-    assert promises_of(Stated) == promises_of(Stated()) == Stated.promises  # type: ignore[arg-type]
-    assert promises_of(object) == ()  # type: ignore[arg-type]
-
-
-# --- The command line ------------------------------------------------------------------------
 
 
 @pytest.fixture

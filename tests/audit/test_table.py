@@ -73,10 +73,6 @@ def test_control_characters_are_spelled_out(bad: str) -> None:
         assert f"t{spelled}" in text and f"n{spelled}" in text
 
 
-def test_other_letters_stay() -> None:
-    assert printable("größe σ 層 [bold]") == "größe σ 層 [bold]"
-
-
 def test_the_model_itself_has_no_name() -> None:
     class Own(nn.Module):
         def __init__(self) -> None:

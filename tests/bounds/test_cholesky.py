@@ -8,44 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import (
-    CASES,
-    Case,
-    dense_singular_values,
-    params,
-    train_batch_norm,
-)
+from bounds_cases import assembled, composed, grams, operator
+from cases import CASES, Case, dense_singular_values, params
 from torch import Tensor, nn
 
 import spectralclip as sc
 from oracle import dense_matrix, dense_norm
-from spectralclip import LinearOperator
-from spectralclip._bounds import banded
 from spectralclip._bounds import cholesky as certificates
-from spectralclip._bounds.banded import BandedGram, bandwidth, coupling, shortened
+from spectralclip._bounds.banded import BandedGram
 from spectralclip._bounds.cholesky import certified_square, deterministic_upper, rounding
-from spectralclip._operators.maps import ConvMap, TransposedMap
 
 # The first guess lies 1e-4 above the norm; nothing else may add to it visibly.
 TIGHT = 2e-4
 
 
-def operator(layer: Any, in_shape: tuple[int, ...]) -> LinearOperator:
-    return sc.as_operator(layer, in_shape, dtype=torch.float64)
-
-
 def assert_certified(upper: float | None, norm: float, excess: float = TIGHT) -> None:
     assert upper is not None
     assert norm <= upper <= (1 + excess) * norm
-
-
-def single_conv(layer: Any, in_shape: tuple[int, ...]) -> ConvMap:
-    (map_,) = operator(layer, in_shape).maps
-    assert isinstance(map_, ConvMap)
-    return map_
-
-
-# --- Cholesky -----------------------------------------------------------------------------
 
 
 def in_float64(case: Case) -> Any:
@@ -93,33 +72,6 @@ def test_convolutions_of_every_geometry(mode: str, stride: int, kernel: int, dil
         assert_certified(deterministic_upper(operator(layer, shape), norm, 0.01), norm)
 
 
-def composed() -> dict[str, tuple[Any, tuple[int, ...]]]:
-    def padded(*args: Any, mode: str = "reflect", kind: Any = nn.Conv2d, **kwargs: Any) -> Any:
-        return kind(*args, padding=1, padding_mode=mode, dtype=torch.float64, **kwargs)
-
-    normed = [padded(3, 5, 3), nn.BatchNorm2d(5, dtype=torch.float64)]
-    train_batch_norm(normed[1])
-    return {
-        "conv-bn": (normed, (3, 9, 8)),
-        "two-convs": ([padded(2, 3, 3, stride=2), padded(3, 4, 3)], (2, 14, 9)),
-        "three-convs": ([padded(2, 2, 3) for _ in range(3)], (2, 12, 7)),
-        "conv-and-transposed": (
-            [padded(2, 3, 3), nn.ConvTranspose2d(3, 2, 4, stride=2, dtype=torch.float64)],
-            (2, 9, 7),
-        ),
-        "circular-composed": ([padded(2, 2, 3, mode="circular") for _ in range(2)], (2, 12, 6)),
-        "groups": (padded(6, 9, 3, groups=3, mode="replicate"), (6, 8, 7)),
-        "groups-in-a-chain": ([padded(4, 8, 3, groups=4), padded(8, 4, 3, groups=2)], (4, 7, 6)),
-        "depthwise": (padded(5, 5, 3, groups=5), (5, 9, 6)),
-        "conv1d": (padded(4, 3, 3, kind=nn.Conv1d), (4, 40)),
-        "conv3d": (padded(2, 3, 3, kind=nn.Conv3d, stride=(2, 1, 1)), (2, 6, 4, 5)),
-        "conv-and-linear-on-rows": (
-            [padded(2, 3, 3), nn.Linear(6, 4, dtype=torch.float64)],
-            (2, 9, 6),
-        ),
-    }
-
-
 @pytest.mark.parametrize("name", composed())
 def test_compositions_groups_and_other_dimensions(name: str) -> None:
     layer, shape = composed()[name]
@@ -127,16 +79,6 @@ def test_compositions_groups_and_other_dimensions(name: str) -> None:
     op = operator(layer, shape)
     assert_certified(deterministic_upper(op, norm, 0.01), norm)
     assert_certified(deterministic_upper(op.adjoint(), norm, 0.01), norm)
-
-
-def grams(layer: Any, shape: tuple[int, ...]) -> list[BandedGram]:
-    op = operator(layer, shape)
-    both = (op, op.adjoint())
-    return [
-        BandedGram(side.maps, axis, op.device)
-        for side in both
-        for axis in range(1, max(2, len(side.in_shape)))
-    ]
 
 
 @pytest.mark.parametrize("name", composed())
@@ -149,46 +91,6 @@ def test_a_value_below_the_norm_is_refused(name: str) -> None:
         bound = certified_square(gram, ((1 + 1e-6) * norm) ** 2)
         assert bound is not None
         assert norm**2 < bound < ((1 + 2e-6) * norm) ** 2
-
-
-def assembled(gram: BandedGram, group: int) -> Tensor:
-    """The whole matrix; only its lower blocks can be asked for."""
-    size, count = gram.size, gram.count
-    whole = torch.zeros(count * size, count * size, dtype=torch.float64)
-    for i in range(count):
-        for j in range(i + 1):
-            block = gram.block(i, j)[group] if i - j <= gram.bandwidth else torch.zeros(())
-            whole[i * size : (i + 1) * size, j * size : (j + 1) * size] = block
-    return whole.tril() + whole.tril(-1).T
-
-
-@pytest.mark.parametrize("name", composed())
-def test_the_blocks_make_up_the_gram_matrix(name: str) -> None:
-    """Same eigenvalues: the blocks are a reordering of the matrix, and nothing is left out."""
-    layer, shape = composed()[name]
-    matrix = torch.as_tensor(operator(layer, shape).to_dense())
-    for gram in grams(layer, shape):
-        whole = [assembled(gram, group) for group in range(gram.groups)]
-        values = torch.cat([torch.linalg.eigvalsh(part) for part in whole]).sort().values
-        square = matrix.T @ matrix if len(values) == matrix.shape[1] else matrix @ matrix.T
-        torch.testing.assert_close(values, torch.linalg.eigvalsh(square), rtol=0, atol=1e-12)
-
-
-def test_positions_that_share_an_output_couple() -> None:
-    for mode, stride, padding in itertools.product(
-        ["zeros", "reflect", "circular"], [1, 2], [1, 4]
-    ):
-        layer = nn.Conv1d(1, 1, 3, stride=stride, padding=padding, padding_mode=mode)
-        op = operator(layer, (1, 9))
-        matrix = op.to_dense()
-        assert torch.equal(coupling(op.maps, 1), matrix.abs().T @ matrix.abs() > 0)
-        assert torch.equal(coupling(op.adjoint().maps, 1), matrix.abs() @ matrix.abs().T > 0)
-
-
-def test_a_ring_is_folded() -> None:
-    layer = nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular", stride=1)
-    gram = BandedGram(operator(layer, (1, 20, 4)).maps, 1, torch.device("cpu"))
-    assert gram.bandwidth == 4
 
 
 def test_rounding_is_allowed_for() -> None:
@@ -265,34 +167,3 @@ def test_float32_is_refused() -> None:
 def test_what_is_too_large_is_declined_at_once() -> None:
     layer = nn.Conv2d(512, 512, 3, padding=1, padding_mode="reflect", dtype=torch.float64)
     assert deterministic_upper(operator(layer, (512, 28, 28)), 1.0, 0.01) is None
-
-
-# --- A shorter image ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", ["reflect", "replicate", "zeros", "circular"])
-@pytest.mark.parametrize(("stride", "kernel"), [(1, 3), (2, 3), (1, 5), (2, 5), (3, 2), (1, 2)])
-@pytest.mark.parametrize("padding", [0, 1, 2, 5])
-def test_a_shorter_image_has_the_same_blocks(
-    monkeypatch: pytest.MonkeyPatch, mode: str, stride: int, kernel: int, padding: int
-) -> None:
-    layer = nn.Conv1d(
-        2, 2, kernel, stride=stride, padding=padding, padding_mode=mode, dtype=torch.float64
-    )
-    conv = single_conv(layer, (2, 41))
-    maps, device = [TransposedMap(conv)], torch.device("cpu")
-    short = shortened(maps[0], 1, bandwidth(coupling(maps, 1)))
-    if mode == "circular" and padding:
-        assert short is None
-        return
-    assert short is not None
-    quick = BandedGram(maps, 1, device)
-    monkeypatch.setattr(banded, "shortened", lambda *arguments: None)
-    whole = BandedGram(maps, 1, device)
-    assert short.map_.source.shape[1] < whole.count
-    assert (quick.count, quick.bandwidth) == (whole.count, whole.bandwidth)
-    assert rounding(quick) == rounding(whole)
-    for i in range(whole.count):
-        for j in range(i + 1):
-            if i - j <= whole.bandwidth:
-                torch.testing.assert_close(quick.block(i, j), whole.block(i, j), rtol=0, atol=1e-14)

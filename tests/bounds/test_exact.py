@@ -1,4 +1,4 @@
-"""What bounds are made of: tori that hold a layer, and the Lanczos recurrence."""
+"""Tori that hold a layer: their norms bound its norm, and they are no larger than needed."""
 
 from __future__ import annotations
 
@@ -6,15 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import (
-    CASES,
-    Case,
-    dense_singular_values,
-    linear_with_values,
-    modules,
-    params,
-    with_weight,
-)
+from cases import CASES, Case, dense_singular_values, modules, params, with_weight
 from drawn_convolutions import (
     CONVOLUTIONS,
     EXAMPLES,
@@ -27,10 +19,8 @@ from hypothesis import given
 from torch import nn
 
 import spectralclip as sc
-from oracle import dense_matrix, dense_norm
+from oracle import dense_norm
 from spectralclip._bounds.exact import embedding_sides, embedding_torus
-from spectralclip._bounds.lanczos import least_overlap, smallest_excluded
-from spectralclip._linalg.krylov import LanczosRun
 from spectralclip._spectrum.symbol_peak import Torus, symbol_peak
 
 
@@ -45,8 +35,6 @@ def torus_norm(conv: Any) -> float:
     assert torus is not None
     return symbol_peak(torus).value
 
-
-# --- Tori ----------------------------------------------------------------------------------
 
 # One list for what is easily got wrong: reach under dilation, uneven paddings, strides, groups.
 BESIDE = (
@@ -170,38 +158,3 @@ def test_padding_of_half_the_kernel_is_wrong_under_dilation() -> None:
 def test_padding_beyond_the_kernel_does_not_enlarge_the_torus() -> None:
     conv = zero_padded(nn.Conv2d(1, 1, 2, padding=3), (1, 4, 5))
     assert embedding_sides(conv) == (5, 6)
-
-
-# --- The recurrence ------------------------------------------------------------------------
-
-
-def test_the_density_of_a_coordinate_on_the_sphere() -> None:
-    for n in (3, 10, 500):
-        rows = torch.randn(20_000, n, dtype=torch.float64)
-        coordinate = (rows[:, 0] / rows.norm(dim=1)).abs()
-        share = float((coordinate < least_overlap(n, 0.1)).double().mean())
-        assert share == pytest.approx(0.1, abs=0.01)
-
-
-def test_the_polynomials_are_the_coordinates_of_the_basis() -> None:
-    """`<v_(j+1), x> = p_j(lambda) <v_1, x>`: with delta = |<v_1, x>| the bound is the norm."""
-    layer = linear_with_values([2.0, 1.5, 1.0, 0.7, 0.3], 5, 5)
-    matrix = dense_matrix(layer, (5,))
-    gram = torch.tensor(matrix.T @ matrix)
-    values, vectors = torch.linalg.eigh(gram)
-    run = LanczosRun(lambda rows: rows @ gram, torch.ones(1, 5, dtype=torch.float64))
-    assert all(run.step() for _ in range(4))
-    basis = torch.cat([run.rows(torch.eye(4)), run.rest / run.rest.norm()])
-    torch.testing.assert_close(basis @ basis.T, torch.eye(5, dtype=torch.float64))
-    delta = float((basis[0] @ vectors[:, -1]).abs())
-    # Five orthonormal vectors hold all of x: the sum of squares meets its limit there exactly.
-    assert smallest_excluded(run, delta) == pytest.approx(float(values[-1]), rel=1e-6)
-
-
-def test_the_basis_stays_orthonormal() -> None:
-    """A leading value that converges fast would otherwise come back as a copy of itself."""
-    gram = torch.diag(torch.cat([torch.tensor([9.0]), torch.linspace(0.01, 1, 149)]))
-    run = LanczosRun(lambda rows: rows @ gram, torch.randn(1, 150))
-    assert all(run.step() for _ in range(60))
-    basis = run.rows(torch.eye(60))
-    assert float((basis @ basis.T - torch.eye(60)).abs().max()) < 1e-5

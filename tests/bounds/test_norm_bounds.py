@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import importlib
 import math
 from collections import Counter
@@ -12,15 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bounds_cases import DETERMINISTIC, assert_holds
 from cases import (
     CASES,
     HALF_CASES,
     Case,
-    LowRank,
     cumulative_sum,
     dense_singular_values,
     params,
-    train_batch_norm,
     with_weight,
 )
 from drawn_convolutions import EXAMPLES, SAME_EVEN, convolutions
@@ -31,11 +29,9 @@ import spectralclip as sc
 from oracle import dense_norm
 from spectralclip._bounds import Interval, norm_bounds, norm_bounds_all_sizes
 from spectralclip._bounds import exact as _block_norms
-from spectralclip._bounds import lanczos as _lanczos_bound
 
 _bounds = importlib.import_module("spectralclip._bounds.norm_bounds")  # not the function
 
-DETERMINISTIC = {"exact", "embedding", "every size", "cholesky"}
 # Where torch divides by the norm + 1e-7, the operator divides by the norm.
 INEXACT = {"embedding-max-norm": 1e-7}
 
@@ -45,14 +41,6 @@ def iterate_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small layers go the way of large ones, instead of being decomposed."""
     settings = _block_norms.ExactConstants(dense_side=2, dense_side_deterministic=2)
     monkeypatch.setattr(_bounds, "EXACT", settings)
-
-
-def assert_holds(interval: Interval, truth: float, error: float = 0.0) -> None:
-    """The truth is inside, and the interval is what it says."""
-    assert interval.lower <= truth * (1 + error)
-    assert truth * (1 - error) <= interval.upper
-    assert 0 <= interval.lower <= interval.upper < math.inf
-    assert (interval.failure == 0) == (interval.kind in DETERMINISTIC)
 
 
 # --- Every case ---------------------------------------------------------------------------
@@ -163,180 +151,6 @@ def test_an_embedding_that_costs_too_much_is_left_out(monkeypatch: pytest.Monkey
     assert norm_bounds(layer, (16, 16, 16), deterministic=True).kind == "embedding"
 
 
-# --- The probabilistic bound --------------------------------------------------------------
-
-PADDINGS = ["reflect", "replicate"]
-
-
-@pytest.mark.parametrize("mode", PADDINGS)
-@pytest.mark.parametrize(("channels", "side"), [(16, 20), (64, 8)])
-def test_one_percent_takes_few_pairs(mode: str, channels: int, side: int) -> None:
-    layer = nn.Conv2d(channels, channels, 3, padding=1, padding_mode=mode)
-    in_shape = (channels, side, side)
-    interval = norm_bounds(layer, in_shape)
-    assert interval.kind == "probabilistic"
-    assert interval.failure == 1e-6
-    assert interval.width <= 0.01
-    assert interval.num_matvecs <= 160
-    assert float(sc.svds(layer.double(), in_shape, 1, tol=1e-8).S[0]) in interval
-
-
-@pytest.mark.parametrize("rtol", [0.1, 1e-3, 1e-5, 1e-7])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_width_is_what_was_asked_for(rtol: float, dtype: torch.dtype) -> None:
-    layer = nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect", dtype=dtype)
-    interval = norm_bounds(layer, (4, 6, 6), tol=rtol)
-    assert interval.width <= rtol
-    assert_holds(interval, dense_norm(layer, (4, 6, 6)))
-
-
-def test_the_rate_of_failures_is_the_nominal_one() -> None:
-    """At a nominal rate so large that failures are seen; it is nearly reached, not exceeded."""
-    layer = nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect").double()
-    truth, nominal, runs = dense_norm(layer, (4, 8, 8)), 0.2, 400
-    failures = 0
-    for seed in range(runs):
-        seeded = torch.Generator().manual_seed(seed)
-        interval = norm_bounds(layer, (4, 8, 8), tol=0.02, failure=nominal, generator=seeded)
-        assert interval.lower <= truth
-        failures += truth > interval.upper
-    assert 0.5 * nominal <= failures / runs <= nominal + 2 * math.sqrt(nominal / runs)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("rank", [1, 2, 5])
-def test_a_basis_that_ends_early(rank: int, dtype: torch.dtype) -> None:
-    """Nothing more can be learned from an invariant subspace than how far the start reached."""
-    layer = LowRank(150, rank, 120).to(dtype)
-    interval = norm_bounds(layer, (150,))
-    assert interval.kind == "probabilistic"
-    assert_holds(interval, dense_norm(layer, (150,)))
-    assert interval.width <= 0.01
-
-
-def test_too_few_steps_give_a_wide_interval_that_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_lanczos_bound, "SEARCH", _lanczos_bound.SearchConstants(steps=12))
-    layer = nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")
-    interval = norm_bounds(layer, (4, 8, 8), tol=1e-3)
-    assert 1e-3 < interval.width < 1
-    assert_holds(interval, dense_norm(layer, (4, 8, 8)))
-
-
-# --- Every input size ---------------------------------------------------------------------
-
-SIZELESS: dict[str, Any] = {
-    "zeros": lambda: nn.Conv1d(2, 3, 3, padding=1),
-    "valid": lambda: nn.Conv1d(3, 2, 4),
-    "stride": lambda: nn.Conv1d(2, 3, 5, stride=2, padding=2),
-    "stride-over-kernel": lambda: nn.Conv1d(2, 3, 2, stride=3),
-    "dilation": lambda: nn.Conv1d(2, 2, 3, dilation=2, padding=2),
-    "dilation-stride": lambda: nn.Conv1d(2, 2, 4, dilation=2, stride=4, padding=3),
-    "dilation-stride-coprime": lambda: nn.Conv1d(2, 2, 3, dilation=3, stride=2, padding=3),
-    "groups": lambda: nn.Conv1d(4, 6, 3, groups=2, padding=1),
-    "over-padded": lambda: nn.Conv1d(2, 2, 2, padding=3),
-    "same-even": lambda: nn.Conv1d(2, 2, 4, padding="same"),
-    "circular": lambda: nn.Conv1d(2, 3, 5, padding=2, padding_mode="circular"),
-    "circular-stride": lambda: nn.Conv1d(2, 3, 3, padding=1, stride=2, padding_mode="circular"),
-    "transposed": lambda: nn.ConvTranspose1d(3, 2, 4, stride=2, padding=1),
-    "transposed-bn": lambda: [nn.ConvTranspose1d(3, 2, 3), nn.BatchNorm1d(2)],
-    "conv-bn": lambda: nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.BatchNorm1d(3)),
-    "bn-conv": lambda: [nn.BatchNorm1d(2), nn.Conv1d(2, 3, 3, padding=1)],
-    "weight-norm": lambda: nn.utils.parametrizations.weight_norm(nn.Conv1d(2, 3, 3, padding=1)),
-}
-
-
-def made(name: str) -> Any:
-    layer = SIZELESS[name]()
-    for part in layer if isinstance(layer, (list, nn.Sequential)) else [layer]:
-        if isinstance(part, nn.BatchNorm1d):
-            train_batch_norm(part)
-    return layer
-
-
-@pytest.mark.filterwarnings(SAME_EVEN)
-@pytest.mark.parametrize("name", SIZELESS)
-def test_a_bound_for_every_size(name: str) -> None:
-    layer = made(name)
-    interval = norm_bounds_all_sizes(layer)
-    assert interval.kind == "every size"
-    first = layer[0] if isinstance(layer, (list, nn.Sequential)) else layer
-    channels = getattr(first, "in_channels", None) or first.num_features
-    norms = [dense_norm(layer, (channels, size)) for size in (*range(4, 25), 96)]
-    assert max(norms) <= interval.upper
-    # The lower end is approached as the size grows.
-    assert norms[-1] >= 0.99 * interval.lower
-    if name != "circular-stride":
-        assert interval.width <= 0.01
-    assert dataclasses.replace(interval, failure=0.0, num_matvecs=0) == interval
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        nn.Conv2d(2, 3, 3, padding=1),
-        nn.Conv2d(2, 3, (3, 5), stride=(1, 2), padding=2),
-        nn.ConvTranspose2d(2, 3, 3, stride=2, padding=1, output_padding=1),
-        nn.Conv2d(2, 2, 3, padding=2, dilation=2, padding_mode="circular"),
-    ],
-    ids=["zeros", "uneven", "transposed", "circular-dilated"],
-)
-def test_a_bound_for_every_size_2d(layer: nn.Module) -> None:
-    interval = norm_bounds_all_sizes(layer)
-    norms = [dense_norm(layer, (2, n, n + 1)) for n in (4, 5, 8, 13, 16)]
-    assert max(norms) <= interval.upper
-    assert max(norms) >= 0.9 * interval.lower
-    assert interval.width <= 0.01
-    large = float(sc.svds(layer, (2, 60, 60), 1, tol=1e-6).S[0])
-    assert 0.99 * interval.lower <= large <= interval.upper
-
-
-def test_a_bound_for_every_size_3d() -> None:
-    layer = nn.Conv3d(1, 2, (2, 3, 2), padding=1)
-    interval = norm_bounds_all_sizes(layer, tol=0.05)
-    assert interval.width <= 0.05
-    assert dense_norm(layer, (1, 6, 7, 6)) <= interval.upper
-
-
-def test_windows_closer_than_a_stride_across_the_seam() -> None:
-    """At a size that the stride does not divide, two windows of ones see the same three pixels."""
-    layer = nn.Conv1d(1, 1, 3, stride=2, padding=1, padding_mode="circular")
-    layer = with_weight(layer, torch.ones(1, 1, 3))
-    interval = norm_bounds_all_sizes(layer)
-    assert dense_norm(layer, (1, 3)) > math.sqrt(5) * 1.05  # above all sizes that it divides
-    assert dense_norm(layer, (1, 3)) <= interval.upper
-    assert interval.lower == pytest.approx(math.sqrt(5), rel=1e-2)
-
-
-@pytest.mark.parametrize("degree", [1, 2, 5])
-@pytest.mark.parametrize("rtol", [1e-3, 0.01, 0.3])
-def test_between_the_points_of_the_grid(degree: int, rtol: float) -> None:
-    """One channel: the symbol's maximum from a grid a thousand times finer."""
-    layer = nn.Conv1d(1, 1, degree + 1).double()
-    taps = layer.weight.detach().numpy()[0, 0]
-    finest = np.abs(np.fft.fft(taps, 50_000)).max()
-    interval = norm_bounds_all_sizes(layer, tol=rtol)
-    assert interval.lower <= finest * (1 + 1e-8)
-    assert finest <= interval.upper
-    assert interval.width <= rtol
-
-
-@pytest.mark.parametrize(
-    ("layer", "in_shape"),
-    [
-        (nn.Linear(7, 5), (7,)),
-        (nn.BatchNorm2d(4, affine=False), (4, 3, 3)),
-        (nn.BatchNorm1d(4), (4,)),
-        (nn.BatchNorm3d(4), (4, 2, 2, 2)),
-        (nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5)), (7,)),
-    ],
-    ids=["linear", "batch-norm2d", "batch-norm1d", "batch-norm3d", "linear-bn"],
-)
-def test_layers_without_a_size(layer: nn.Module, in_shape: tuple[int, ...]) -> None:
-    interval = norm_bounds_all_sizes(layer)
-    assert interval.kind == "exact"
-    assert dense_norm(layer, in_shape) in interval
-
-
 # --- Scale, precision, and what comes in --------------------------------------------------
 
 
@@ -413,19 +227,6 @@ def test_inside_other_contexts() -> None:
         assert norm_bounds(layer, (4, 8, 8)) == plain
 
 
-def test_an_interval() -> None:
-    interval = Interval(2.0, 2.5, "probabilistic", 1e-6)
-    assert 2.0 in interval
-    assert torch.tensor(2.5) in interval
-    assert 1.99 not in interval
-    assert 2.51 not in interval
-    assert interval.width == 0.25
-    assert Interval(0.0, 0.0, "exact", 0.0).width == 0
-    assert Interval(0.0, 1.0, "exact", 0.0).width == math.inf
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        interval.upper = 3.0  # type: ignore[misc]
-
-
 # --- What is refused ----------------------------------------------------------------------
 
 
@@ -456,25 +257,6 @@ def test_a_shape_that_is_missing() -> None:
 def test_a_shape_that_does_not_fit() -> None:
     with pytest.raises(ValueError, match=r"Conv2d.* cannot be applied to an input of shape"):
         norm_bounds(nn.Conv2d(2, 2, 3), (3, 6, 6))
-
-
-REFUSED: dict[str, Any] = {
-    "reflect": nn.Conv2d(2, 2, 3, padding=1, padding_mode="reflect"),
-    "replicate": nn.Conv2d(2, 2, 3, padding=1, padding_mode="replicate"),
-    "repeated-windows": nn.Conv2d(2, 2, 3, padding=3, padding_mode="circular"),
-    "pool": nn.AvgPool2d(2),
-    "two-convs": [nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3)],
-    "conv-linear": [nn.Conv2d(2, 2, 3), nn.Flatten(), nn.Linear(2, 2)],
-    "callable": cumulative_sum,
-    "empty": [],
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_no_bound_for_every_size(name: str) -> None:
-    refusal = r"at every input size is known for .* Use norm_bounds\(layer, in_shape"
-    with pytest.raises(ValueError, match=refusal):
-        norm_bounds_all_sizes(REFUSED[name])
 
 
 def test_no_deterministic_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,11 +126,6 @@ def test_a_large_matrix_is_not_decomposed(deterministic: bool) -> None:
     assert not any("eigvalsh" in name for name in recorder.calls)
 
 
-@pytest.fixture
-def matrices_are_dear(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_block_norms, "EXACT", _block_norms.ExactConstants(cheap=0.0, runs=0.0))
-
-
 def normalized_linear() -> nn.Module:
     norm = nn.BatchNorm1d(40)
     norm.running_var = torch.linspace(0.5, 1.5, 40)
@@ -172,22 +167,6 @@ def test_blocks_by_iteration(
     assert interval.kind == (
         ("exact" if circular else "cholesky") if deterministic else "probabilistic"
     )
-
-
-@pytest.mark.usefixtures("matrices_are_dear")
-def test_groups_share_the_probability(monkeypatch: pytest.MonkeyPatch) -> None:
-    from spectralclip._bounds import lanczos as _lanczos_bound
-
-    seen: list[float] = []
-    own = _lanczos_bound.least_overlap
-
-    def noting(n: int, failure: float) -> float:
-        seen.append(failure)
-        return own(n, failure)
-
-    monkeypatch.setattr(_lanczos_bound, "least_overlap", noting)
-    interval = sc.norm_bounds(nn.Conv2d(60, 40, 1, groups=4), (60, 3, 3), failure=1e-4)
-    assert seen == [2.5e-5] * 4 and interval.failure == 1e-4
 
 
 def test_copies_of_a_matrix_are_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,44 +10,24 @@ import numpy as np
 import pytest
 import torch
 from cases import (
-    CASES,
     HALF_CASES,
     Case,
     LowRank,
     Residual,
     TiedPair,
-    case,
     double,
     own_parameters,
     params,
     reference,
 )
+from clip_cases import named, probe
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from untouched import assert_same, disturb, equal, state, surroundings
 
 import spectralclip as sc
 from oracle import dense_matrix
-from spectralclip._clipping import metric as _metric
 from spectralclip._clipping.set_spectrum import set_spectrum_
-
-MORE = [
-    # The factors of the norm are those of entries, not of channels.
-    case(
-        "conv-flatten-bn",
-        lambda: [nn.Conv2d(2, 2, 3), nn.Flatten(), nn.BatchNorm1d(18)],
-        *(2, 5, 5),
-    ),
-    case("bn-conv-flatten", lambda: [nn.BatchNorm2d(2), nn.Conv2d(2, 2, 3), nn.Flatten()], 2, 5, 5),
-]
-
-
-def named(*names: str) -> list[Case]:
-    return [next(c for c in CASES + HALF_CASES + MORE if c.name == name) for name in names]
-
-
-def probe(monkeypatch: pytest.MonkeyPatch, **changed: int) -> None:
-    monkeypatch.setattr(_metric, "PROBING", dataclasses.replace(_metric.PROBING, **changed))
 
 
 def dense_change(layer: Any, in_shape: tuple[int, ...], name: str) -> np.ndarray:
@@ -189,21 +169,6 @@ def test_projection_solves_the_least_squares_problem(
     assert np.abs(A.T @ defect.ravel()).max() <= 1e-8 * np.linalg.norm(A) * np.linalg.norm(E)
     assert unmet == pytest.approx(np.linalg.norm(defect) / np.linalg.norm(E), abs=1e-6)
     assert all(torch.equal(before[key], after[key]) for key in before if key != name)
-
-
-def test_probed_metric_agrees_with_the_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    for one in named("conv2d-reflect-stride", "bn-conv-bn", "bn-transposed", "batch-norm2d"):
-        results = []
-        for closed in (True, False):
-            layer = reference(one)
-            if not closed:
-                monkeypatch.setattr(_metric, "plain_weight", lambda *_: None)
-            spectrum = sc.svds(layer, one.in_shape, 4, solver=sc.Exact())
-            unmet = set_spectrum_(layer, one.in_shape, spectrum, lambda S: S / 3)
-            results.append((unmet, dense_matrix(layer, one.in_shape)))
-        monkeypatch.undo()
-        assert results[0][0] == pytest.approx(results[1][0], abs=1e-6)
-        np.testing.assert_allclose(results[0][1], results[1][1], rtol=0, atol=1e-8)
 
 
 # --- What layers can and cannot reach --------------------------------------------------------
@@ -419,16 +384,6 @@ def test_layers_without_one_weight_to_move_are_refused(refused: str) -> None:
         set_spectrum_(layer, in_shape, spectrum, spectrum.S / 2)
     assert_same(before, state(layer))
     assert_same(outside, surroundings())
-
-
-def test_unfinished_conjugate_gradients_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe(monkeypatch, most_iterations=1)
-    layer = Residual(nn.Conv2d(2, 2, 3, padding=1))
-    spectrum = sc.svds(layer, (2, 5, 5), 3)
-    before = state(layer)
-    with pytest.raises(ValueError, match="did not reach"):
-        set_spectrum_(layer, (2, 5, 5), spectrum, spectrum.S / 2)
-    assert_same(before, state(layer))
 
 
 class _InSinglePrecision(torch.autograd.Function):

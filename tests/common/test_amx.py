@@ -10,8 +10,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
 
 import experiments.__main__
 import spectralclip.__main__
@@ -131,7 +133,16 @@ def test_where_nothing_can_be_kept_it_is_asked_again(machine: Machine, tmp_path:
 
 def test_the_products_come_out_right() -> None:
     """Else every machine would count as broken for another reason."""
-    exec(amx._PRODUCTS, {})
+    made: dict[str, Any] = {}
+    exec(amx._PRODUCTS, made)
+    assert made["half"] == torch.bfloat16
+
+
+def test_products_that_come_out_wrong_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = torch.nn.functional.conv2d
+    monkeypatch.setattr(torch.nn.functional, "conv2d", lambda *factors: own(*factors) + 1)
+    with pytest.raises(AssertionError):
+        exec(amx._PRODUCTS, {})
 
 
 # --- Set: by make ---------------------------------------------------------------------------

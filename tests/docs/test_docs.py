@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from docs_blocks import PAGES, ROOT, SHELL, Page, commands_of, fenced_blocks
+from docs_blocks import PAGES, PYTHON, ROOT, SHELL, Page, commands_of, fenced_blocks
 
 SOURCE = ROOT / "src"
 MODULES = [
@@ -45,10 +45,18 @@ def test_page_runs(path: Path, tmp_path: Path) -> None:
     for package in page.needs:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    page.run(tmp_path)
+    shown = [block for block in page.blocks if not block.not_run]
+    for_us = [block for block in shown if block.is_output or block.language in (*PYTHON, "console")]
+    assert page.run(tmp_path) == len(for_us)
 
 
-@pytest.mark.parametrize("name", MODULES)
+def module_param(name: str) -> Any:
+    """The example of the demo is the demo once more, which its own tests run and look at."""
+    marks = [pytest.mark.slow] if name == "spectralclip.demo.tour" else []
+    return pytest.param(name, marks=marks)
+
+
+@pytest.mark.parametrize("name", [module_param(name) for name in MODULES])
 def test_docstring_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     try:
@@ -82,10 +90,12 @@ COMMANDS = [
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_is_one(command: list[str]) -> None:
     """Its options exist, and their values are of the right kind; it is not run."""
-    require_command(command[1:])
+    name = require_command(command[1:])
+    assert command[0] == "spectralclip" and (name in command or name == "")
 
 
-def require_command(args: list[str]) -> None:
+def require_command(args: list[str]) -> str:
+    """The name of the command that these arguments are for, empty for options of the whole."""
     import typer
 
     from spectralclip.cli import app
@@ -94,9 +104,10 @@ def require_command(args: list[str]) -> None:
     context = type(group).context_class(group, info_name="spectralclip")
     if not args or args[0].startswith("-"):
         group.make_parser(context).parse_args(args=list(args))
-        return
+        return ""
     assert args[0] in group.commands, f"there is no command {args[0]!r}"
-    group.commands[args[0]].make_context(args[0], list(args[1:]), parent=context)
+    made = group.commands[args[0]].make_context(args[0], list(args[1:]), parent=context)
+    return str(made.info_name)
 
 
 def test_commands_of_the_pages_are_found() -> None:

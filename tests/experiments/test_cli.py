@@ -30,6 +30,7 @@ from experiments import registry
 from experiments.__main__ import main
 from experiments.display import Bars, Lines
 from experiments.engine import schedule
+from experiments.engine.work import Event, Task, perform
 from experiments.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +62,30 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(capsys)
+
+
+class InProcess:
+    """An engine that does each run in the process of the tests, where torch is loaded already."""
+
+    name, slots = "local", 2
+
+    def __init__(self, *settings: object) -> None:
+        self._tasks: list[Task] = []
+
+    def start(self, task: Task) -> None:
+        self._tasks.append(task)
+
+    def events(self, seconds: float) -> list[Event]:
+        return [perform(self._tasks.pop(0), lambda share, words: None)]
+
+    def close(self) -> None:
+        assert not self._tasks
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what does not depend on who does the runs: a process takes seconds to start."""
+    monkeypatch.setattr("experiments.__main__.LocalEngine", InProcess)
 
 
 def steps(folder: Path) -> Counter[str]:
@@ -111,6 +136,7 @@ def test_all_of_them_with_a_run_that_always_fails(command: Command, folder: Path
         assert totals(folder / "here", name, "smoke") == right
 
 
+@pytest.mark.usefixtures("in_process")
 def test_lines_where_there_is_no_terminal(command: Command) -> None:
     assert command("run", "figure_fine", "--only", "fine-1", "--workers", 1) == 0
     assert re.fullmatch(
@@ -120,6 +146,7 @@ def test_lines_where_there_is_no_terminal(command: Command) -> None:
     )
 
 
+@pytest.mark.usefixtures("in_process")
 def test_an_experiment_brings_along_what_it_uses(command: Command, folder: Path) -> None:
     assert command("run", "table_uses", "--only", "*-[02]-") == 0
     assert command.errors.startswith("table_uses also needs the runs of figure_fine.\n")
@@ -173,6 +200,7 @@ def test_bad_input_is_one_line(
     assert not steps(folder)
 
 
+@pytest.mark.usefixtures("in_process")
 def test_what_was_named_is_not_said_to_be_needed(command: Command) -> None:
     only = ("--only", "fine-0")
     for names in (["all"], ["table_uses", "figure_fine"], ["figure_fine"]):
@@ -187,6 +215,7 @@ def test_the_help_names_a_pattern_that_fits_ids_of_the_study(command: Command) -
     assert any(fnmatchcase(one, pattern) for one in ids)
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_stored_file_that_is_broken_is_named(command: Command, folder: Path) -> None:
     assert command("run", "figure_fine", "--only", "fine-0") == 0
     (path,) = folder.glob("runs/smoke/figure_fine/*.json")
@@ -247,6 +276,7 @@ def test_the_report_is_written_from_the_store(
     assert command.output == f"wrote {place}/index.md\n"
 
 
+@pytest.mark.usefixtures("in_process")
 def test_the_report_is_of_the_study_s_own_experiments(command: Command, folder: Path) -> None:
     pytest.importorskip("jinja2")
     pytest.importorskip("vl_convert")

@@ -147,6 +147,7 @@ def test_pickles_that_were_written_anew(made: Made, tmp_path: Path) -> None:
         batch = {"data": made.pixels[part], "labels": made.labels[part].tolist()}
         (place / name).write_bytes(pickle.dumps(batch, protocol=4))
     made.agrees_with(cifar10.load(tmp_path, release=made.release))
+    assert [path.name for path in tmp_path.iterdir()] == [place.name]  # nothing was kept
 
 
 def test_an_archive_is_unpacked_once(
@@ -187,8 +188,10 @@ def test_without_a_cache_all_goes_on(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SPECTRALCLIP_CACHE", str(tmp_path / "file"))
-    made.archive(tmp_path / "cifar-10-binary.tar.gz")
+    archive = made.archive(tmp_path / "cifar-10-binary.tar.gz")
     made.agrees_with(cifar10.load(tmp_path, release=made.release))
+    assert (tmp_path / "file").read_text() == ""
+    assert {path.name for path in tmp_path.iterdir()} == {"file", archive.name}
 
 
 def test_other_content_is_refused(made: Made, tmp_path: Path) -> None:

@@ -227,10 +227,10 @@ def test_two_commands_leave_alone_what_measures_times(
 
 
 def test_a_configuration_of_another_scale_is_not_run_again(study: Study) -> None:
-    study.run(cells_of("figure_fine", "laptop"))
+    study.run(cells_of("figure_fine", "laptop"), Recorder())
     before = len(study.steps())
     cells = cells_of("figure_fine", "paper")
-    summary = study.run(cells)
+    summary = study.run(cells, Recorder())
     assert ([*map(label, summary.found)], [*map(label, summary.stored)]) == (
         ["large"],
         ["paper-only"],
@@ -243,7 +243,8 @@ def test_a_configuration_of_another_scale_is_not_run_again(study: Study) -> None
     ("trouble", "line"),
     [
         ("is-killed", "the process was killed by SIGKILL"),
-        ("ends", "the process ended with exit code 7"),
+        # Goes the same way; it is among the runs of all by the command line, too: see test_cli.
+        pytest.param("ends", "the process ended with exit code 7", marks=pytest.mark.slow),
         ("fails-once", "RuntimeError: only once"),
     ],
 )
@@ -263,7 +264,9 @@ def test_a_run_that_is_lost_goes_on_from_its_checkpoint(
 
 
 def test_a_run_that_always_fails_stops_no_other(study: Study) -> None:
-    cells = [*cells_of("table_troubles"), *cells_of("figure_fine")]
+    # Those that are killed are beside it where the command line runs all: see test_cli.
+    troubles = [cell for cell in cells_of("table_troubles") if "fails" in cell.id]
+    cells = [*troubles, *cells_of("figure_fine")]
     summary = study.run(cells, retries=1)
     ((key, failure),) = summary.failed.items()
     assert label(key) == "always-fails"
@@ -271,7 +274,7 @@ def test_a_run_that_always_fails_stops_no_other(study: Study) -> None:
     log = failure.log.read_text()
     assert log.count("trouble ahead: always fails") == 1  # what it has printed
     assert "attempt 1 failed: Traceback" in log
-    assert len(summary.stored) == 6
+    assert len(summary.stored) == 4
     totals = {**study.totals("table_troubles"), **study.totals("figure_fine")}
     right = expected(cells)
     del right["always-fails"]
@@ -301,8 +304,8 @@ def test_only_what_a_retry_may_mend_is_tried_again(
 
 def test_a_run_that_failed_may_be_tried_again_later(study: Study) -> None:
     cells = [cell for cell in cells_of("table_troubles") if cell.id.startswith("fails-once")]
-    assert len(study.run(cells, retries=0).failed) == 1
-    assert len(study.run(cells, retries=0).stored) == 1
+    assert len(study.run(cells, Recorder(), retries=0).failed) == 1
+    assert len(study.run(cells, Recorder(), retries=0).stored) == 1
     assert study.totals("table_troubles") == expected(cells)
 
 
@@ -311,7 +314,9 @@ def test_what_another_process_does_is_waited_for(study: Study) -> None:
     lock = study.store.lock(first)
     assert lock is not None
     summaries: list[schedule.Summary] = []
-    thread = threading.Thread(target=lambda: summaries.append(study.run([first, second])))
+    thread = threading.Thread(
+        target=lambda: summaries.append(study.run([first, second], Patient()))
+    )
     thread.start()
     assert study.notes.waits.wait(PATIENCE)
     study.store.save(first, {"total": -1}, {})
@@ -326,7 +331,7 @@ def test_what_another_process_has_given_up_is_taken_over(study: Study) -> None:
     (cell,) = cells_of("figure_fine")[:1]
     lock = study.store.lock(cell)
     assert lock is not None
-    thread = threading.Thread(target=lambda: study.run([cell]))
+    thread = threading.Thread(target=lambda: study.run([cell], Patient()))
     thread.start()
     assert study.notes.waits.wait(PATIENCE)
     assert study.steps() == []
@@ -451,6 +456,16 @@ def test_what_is_said_too_often_is_left_out() -> None:
     assert said == [0.1]
 
 
+def environments(engine: LocalEngine) -> list[dict[str, str]]:
+    """What the processes were started with: it is there long before they have loaded torch."""
+    processes = [psutil.Process(worker.process.pid) for worker in engine._workers]
+    end = time.monotonic() + PATIENCE
+    while not all(map(is_worker, processes)):  # until then they are copies of this process
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return [process.environ() for process in processes]
+
+
 def test_processes_have_the_threads_they_were_given(
     study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -459,10 +474,7 @@ def test_processes_have_the_threads_they_were_given(
     engine = LocalEngine(workers=1, threads=3)
     try:
         engine.start(study.task(cells_of("figure_slow", "laptop")[0]))
-        while not engine.events(1):
-            pass
-        (worker,) = engine._workers
-        environment = psutil.Process(worker.process.pid).environ()
+        (environment,) = environments(engine)
     finally:
         engine.close()
     assert (environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("3", "3")
@@ -490,11 +502,7 @@ def test_processes_divide_the_gpus(
     try:
         for cell in cells_of("figure_slow")[: engine.slots]:
             engine.start(study.task(cell))
-        heard: set[str] = set()
-        while len(heard) < engine.slots:  # until all of them are there
-            heard |= {event.key for event in engine.events(1)}
-        processes = [psutil.Process(worker.process.pid) for worker in engine._workers]
-        found = [process.environ()["CUDA_VISIBLE_DEVICES"] for process in processes]
+        found = [each["CUDA_VISIBLE_DEVICES"] for each in environments(engine)]
     finally:
         engine.close()
     assert sorted(found) == expected

@@ -20,6 +20,7 @@ import torch
 from experiments.experiment import SCALES, Cell, Experiment, Scale, Section
 from experiments.report._page import Page, gather
 from experiments.store import Store, Unreadable, default_folder
+from experiments.store import lock as lock_module
 from experiments.store.lock import take
 from experiments.store.plain import plain
 
@@ -236,9 +237,9 @@ def test_a_room_is_for_many_or_for_one_who_measures_times(store: Store) -> None:
 
 
 HOLD = """
-import sys, time
+import runpy, sys, time
 from pathlib import Path
-from experiments.store.lock import take
+take = runpy.run_path(sys.argv[2])["take"]  # without its package, which would load torch
 assert take(Path(sys.argv[1])) is not None
 print("held", flush=True)
 time.sleep(60)
@@ -247,7 +248,8 @@ time.sleep(60)
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     path = tmp_path / "a.lock"
-    owner = subprocess.Popen([sys.executable, "-c", HOLD, path], stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", HOLD, path, lock_module.__file__]
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert owner.stdout is not None
         assert owner.stdout.readline() == "held\n"

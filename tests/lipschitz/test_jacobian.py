@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from lipschitz_cases import X
 from torch import Tensor, nn
 from zoo import BY_NAME, ZOO
 
 from oracle.slopes import Function
 from spectralclip import norm_bounds, svds
+from spectralclip._lipschitz import jacobian
+from spectralclip._lipschitz.bounds import lipschitz_bounds
 from spectralclip._lipschitz.jacobian import jacobian_operator
 
 SMOOTH = [specimen for specimen in ZOO if not specimen.tokens]
@@ -136,3 +140,27 @@ def test_bad_points_are_refused() -> None:
         jacobian_operator(Function(lambda x: x / 0), torch.ones(1, 3))
     with pytest.raises(ValueError, match="no output of finite"):
         jacobian_operator(Function(lambda x: F.relu(x).argmax(1)), torch.ones(1, 3))
+
+
+def test_a_lower_end_that_fails_leaves_the_upper_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        raise ArithmeticError("no luck")
+
+    monkeypatch.setattr(jacobian, "leading_spectrum", failing)
+    bound = lipschitz_bounds(Function(lambda x: 3 * x), X)
+    assert (bound.lower, bound.local_norms) == (0.0, ()) and bound.upper == pytest.approx(3)
+    assert any("no luck" in step.note for step in bound.steps)
+
+
+def test_derivatives_that_are_not_finite_are_no_lower_end() -> None:
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return 3 * x
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * math.nan
+
+    bound = lipschitz_bounds(Function(Broken.apply), X)
+    assert bound.lower == 0 and bound.upper == pytest.approx(3)

@@ -13,10 +13,11 @@ import operation_draws_products
 import pytest
 import torch
 import torch.nn.functional as F
+from lipschitz_cases import X
 from operation_draws import DRAWERS, FUNCTIONS, Call, draw_call
 from torch import Tensor
 
-from oracle.slopes import Function, steepest
+from oracle.slopes import Function, jacobian_norms, steepest
 from spectralclip._lipschitz.bounds import lipschitz_bounds
 from spectralclip._lipschitz.chain_norms import Norms, standard_intervals
 from spectralclip._lipschitz.flow import Flow, Node, Ref, piece
@@ -85,8 +86,6 @@ def test_no_slope_of_an_operation_is_above_its_rule_at_many_arguments(name: str)
     assert finite >= MANY // 6, f"{name}: {finite} of {MANY} draws have a bound"
 
 
-# --- Entries that only other devices reach --------------------------------------------------------
-
 ROWS, WEIGHT = (2, 3), torch.tensor([[1.0, -2.0, 0.5], [3.0, 0.2, -1.0]], dtype=torch.float64)
 MEAN, VARIANCE = torch.zeros(3).double(), torch.tensor([0.1, 1.0, 4.0]).double()
 GAMMA = torch.tensor([2.0, -1.0, 0.5]).double()
@@ -151,3 +150,86 @@ def check(name: str, seeds: range, stride: int = 1) -> int:
             slope = steepest(model, example.numel(), seed, stride)
             assert slope <= upper * (1 + ROUNDING) + 1e-9, (name, seed, slope, upper)
     return finite
+
+
+aten = torch.ops.aten
+
+
+def test_dropout_that_trains_is_drawn_at_random() -> None:
+    for train in (True, None):
+        model = Function(lambda x, train=train: aten.native_dropout(x, 0.5, train)[0])
+        bound = lipschitz_bounds(model, X, local=False)
+        assert math.isinf(bound.upper) and "at random" in bound.unbounded[0].reason
+    still = Function(lambda x: aten.native_dropout(x, 0.5, False)[0])
+    assert lipschitz_bounds(still, X, local=False).upper == 1.0
+
+
+def test_a_batch_norm_that_updates_its_statistics_uses_those_of_its_input() -> None:
+    def function(x: Tensor) -> Tensor:
+        mean, variance = torch.zeros(2).to(x), torch.ones(2).to(x)
+        made = aten._batch_norm_with_update(x.reshape(2, 2), None, None, mean, variance, 0.1, 1e-4)
+        return made[0]
+
+    bound = lipschitz_bounds(Function(function), X, local=False)
+    assert bound.upper == pytest.approx(100.0)
+
+
+SLOPES = torch.tensor([[0.5], [-3.0], [2.0]])
+
+
+SPREAD: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
+    "clamp": (
+        lambda x: torch.clamp(x[:, :, None], min=torch.linspace(-3, 3, 20).to(x)),
+        math.sqrt(20),
+    ),
+    "clamp_min": (
+        lambda x: x[:, :, None].clamp_min(torch.linspace(-3, 3, 30).to(x)),
+        math.sqrt(30),
+    ),
+    "bound of a clamp": (
+        lambda x: torch.clamp(torch.zeros(1, 100).to(x), min=x[:, :1]),
+        10.0,
+    ),
+    "masked_select": (lambda x: x[:1, :1].masked_select(torch.ones(1, 100).bool()), 10.0),
+    "prelu": (
+        lambda x: torch.ops.aten._prelu_kernel(x[:, None], SLOPES.to(x)),
+        3 * math.sqrt(3),
+    ),
+    "powers of one": (lambda x: x[:, :, None] ** torch.ones(9).to(x), 3.0),
+}
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_what_is_broadcast_by_a_constant_counts_as_often(name: str) -> None:
+    function, constant = SPREAD[name]
+    model = Function(function)
+    bound = lipschitz_bounds(model, X, local=False)
+    assert bound.unbounded == () and bound.upper == pytest.approx(constant, rel=1e-6)
+    points = torch.tensor([[5.0, 5, 5, 5], [-5, -5, -5, -5]])
+    assert float(jacobian_norms(model, points).max()) <= constant * (1 + 1e-9)
+
+
+NAN = torch.tensor([1.0, math.nan, 1, 1])
+
+
+HOPELESS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "layer norm": (lambda x: F.layer_norm(x, (4,), NAN), "NaN"),
+    "prelu": (lambda x: F.prelu(x, NAN), "NaN"),
+    "leaky": (lambda x: F.leaky_relu(x, math.nan), "NaN"),
+    "scale": (lambda x: x * NAN, "NaN"),
+    "power": (lambda x: x ** torch.tensor([1.0, 2, 1, 1]), "slope grows"),
+    "bits": (lambda x: x.view(torch.float16), "bits"),
+    "weight of a norm": (lambda x: F.layer_norm(torch.ones(1, 4), (4,), x[0], eps=1.0), "no rule"),
+    "weight of a batch norm": (
+        lambda x: F.batch_norm(torch.ones(2, 4), torch.zeros(4), torch.ones(4), x[0]),
+        "no rule",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOPELESS)
+def test_what_has_no_bound_says_so(name: str) -> None:
+    function, reason = HOPELESS[name]
+    bound = lipschitz_bounds(Function(function), X.abs() + 0.5, local=False)
+    assert math.isinf(bound.upper) and math.isinf(bound.product)
+    assert any(reason in place.reason for place in bound.unbounded), bound.unbounded

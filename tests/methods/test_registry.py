@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-import pickle
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from spectralclip import Method, MethodState, methods
-from spectralclip.methods import ClipBatchNorm, FastClip, available, get
+from spectralclip.methods import ClipBatchNorm, FastClip, _registry, available, estimators, get
 
 
 def test_names() -> None:
@@ -77,46 +75,15 @@ def test_a_new_method_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert get("my_own") is Mine
 
 
-# Settings that do not exist
+def test_estimators_are_those_of_the_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    class With:
+        @staticmethod
+        def estimate(module: nn.Module, in_shape: Any, *, generator: Any = None) -> float:
+            return 3.0
 
+    class Without:
+        estimate = None
 
-@pytest.mark.parametrize("name", methods.available())
-def test_the_bound_is_no_setting_of_a_method(name: str) -> None:
-    kind = methods.get(name)
-    for slip in ("max_norm", "bound"):
-        with pytest.raises(TypeError, match=rf"{kind.__name__} has no setting '{slip}'") as caught:
-            kind(**{slip: 0.5})
-        assert f"attach(..., method={kind.__name__}(), max_norm=0.5)" in str(caught.value)
-    with pytest.raises(TypeError, match=r"'schedule' goes to attach: .*schedule=\.\.\.\)"):
-        kind(**{"schedule": abs})
-    with pytest.raises(TypeError, match=f"{kind.__name__} has no setting 'nonsense'"):
-        kind(**{"nonsense": 1})
-
-
-def test_a_misspelled_setting_gets_a_hint() -> None:
-    settings: dict[str, Any] = {"inner_step": 3}
-    with pytest.raises(TypeError, match="Did you mean 'inner_steps'"):
-        methods.FastClip(**settings)
-
-
-def test_methods_of_ones_own_are_free_in_their_settings() -> None:
-    class Bare(Method):
-        def start(self, sharing: Any, bounds: Any, seed: int) -> Any:
-            """Nothing."""
-
-    class Own(Bare):
-        def __init__(self, *sizes: int, max_norm: float) -> None:
-            self.sizes, self.max_norm = sizes, max_norm
-
-    @dataclasses.dataclass
-    class Stated(Bare):
-        max_norm: float = 1.0
-
-    assert Own(1, 2, max_norm=3.0).sizes == (1, 2)
-    assert Stated(2.0) == Stated(max_norm=2.0)
-    assert copy.deepcopy(pickle.loads(pickle.dumps(methods.Gouk()))) == methods.Gouk()
-    options: dict[str, Any] = {"max_norm": 1.0}
-    with pytest.raises(TypeError, match="Bare has no setting 'max_norm': it has none"):
-        Bare(**options)
-    with pytest.raises(TypeError, match="has no settings, got"):
-        Bare(*options)
+    known: dict[str, Any] = {"with": With, "without": Without, "silent": object}
+    monkeypatch.setattr(_registry, "_methods", lambda: known)
+    assert estimators() == {"with": With.estimate}

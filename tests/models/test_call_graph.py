@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from call_graph_cases import SMALL_IMAGES, Model, conv, names, norm, resnet
 from cases import train_batch_norm
 from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
-from untouched import assert_same, disturb, state, surroundings
 
 import spectralclip as sc
 from oracle import singular_values
@@ -25,35 +25,6 @@ from spectralclip import find_layers, skipped_layers
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", ".*torch.jit", DeprecationWarning)  # torch's own use of it
     from torch.fx.experimental.optimization import matches_module_pattern
-
-IMAGES = torch.linspace(-1, 1, 2 * 2 * 6 * 6).reshape(2, 2, 6, 6)
-
-
-def conv(size: int = 3) -> nn.Conv2d:
-    return nn.Conv2d(2, 2, size, padding=size // 2)
-
-
-def norm() -> nn.BatchNorm2d:
-    layer = nn.BatchNorm2d(2)
-    train_batch_norm(layer)
-    return layer
-
-
-class Model(nn.Module):
-    """Some modules, and a function of them and the input."""
-
-    def __init__(self, run: Callable[..., Any], **modules: nn.Module) -> None:
-        super().__init__()
-        for name, module in modules.items():
-            self.add_module(name, module)
-        self.run = run
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.run(self, *args, **kwargs)
-
-
-def names(model: nn.Module, x: Any = IMAGES, compose: Any = True, **options: Any) -> list[str]:
-    return list(find_layers(model, x, compose, **options))
 
 
 # --- Against torch.fx ------------------------------------------------------------------------
@@ -104,28 +75,6 @@ def fx_chains(model: nn.Module, pairs_only: bool = False) -> set[str]:
         if len(chain) > 1:
             found.add("+".join(chain))
     return found
-
-
-class Block(nn.Module):
-    """A residual block as everybody writes it."""
-
-    def __init__(self, width: int, out: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(width, out, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(out)
-        self.conv2 = nn.Conv2d(out, out, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(out)
-        self.relu = nn.ReLU(inplace=True)
-        self.downsample = None
-        if stride > 1:
-            self.downsample = nn.Sequential(
-                nn.Conv2d(width, out, 1, stride, bias=False), nn.BatchNorm2d(out)
-            )
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-        y += x if self.downsample is None else self.downsample(x)
-        return self.relu(y)
 
 
 class PreActivation(nn.Module):
@@ -183,13 +132,6 @@ class Tail(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.dense2(self.bn1(self.dense1(self.flat(self.pool(self.bn(self.conv(x)))))))
-
-
-def resnet() -> nn.Module:
-    return nn.Sequential(
-        *(nn.Conv2d(2, 4, 3, 1, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU()),
-        *(Block(4, 4, 1), Block(4, 8, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)),
-    )
 
 
 TRACED = {
@@ -310,7 +252,7 @@ def test_a_composition_is_what_the_model_computes(kind: str, compose: Any) -> No
             train_batch_norm(module)
     recorder = Recorder(fx.GraphModule(model, fx_graph(model)))
     passes = [recorder.record(torch.randn(2, 2, 6, 6, dtype=torch.double)) for _ in "ab"]
-    for layer in find_layers(model, IMAGES.double(), compose).values():
+    for layer in find_layers(model, SMALL_IMAGES.double(), compose).values():
         parts = layer.name.split("+")
         read, made = (
             passes[0][part][side] - passes[1][part][side]
@@ -328,7 +270,7 @@ def test_pairs_have_the_norm_of_the_fused_convolution() -> None:
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             train_batch_norm(module)
-    for layer in find_layers(model, IMAGES).values():
+    for layer in find_layers(model, SMALL_IMAGES).values():
         if len(layer.modules) == 2:
             fused = fuse_conv_bn_eval(*layer.modules)
             expected = float(sc.spectral_norm(fused, layer.in_shapes[0], tol=1e-5))
@@ -428,10 +370,10 @@ def test_scripted_parts() -> None:
     for reads, expected in ((True, ["conv", "bn"]), (False, ["conv+bn"])):
         model.reads = reads
         assert names(model) == expected
-        assert list(skipped_layers(model, IMAGES)) == ["script"]
+        assert list(skipped_layers(model, SMALL_IMAGES)) == ["script"]
     whole = torch.jit.script(nn.Sequential(conv(), norm()))
     assert names(whole) == []
-    assert list(skipped_layers(whole, IMAGES)) == [""]
+    assert list(skipped_layers(whole, SMALL_IMAGES)) == [""]
 
 
 def test_control_flow_that_cannot_be_traced() -> None:
@@ -444,7 +386,7 @@ def test_control_flow_that_cannot_be_traced() -> None:
     model = Model(run, conv1=conv(), conv2=conv(), bn=norm(), last=conv())
     with pytest.raises(fx.proxy.TraceError):
         fx.symbolic_trace(model)
-    found = find_layers(model, IMAGES)
+    found = find_layers(model, SMALL_IMAGES)
     assert list(found) == ["conv1", "conv2+bn", "last"]
     assert found["conv2+bn"].uses > 1
 
@@ -477,161 +419,11 @@ def test_each_output_to_the_same_norm_and_nothing_else(
 ) -> None:
     model = Model(run, conv=conv(), bn=norm(), other=conv(), bn2=norm())
     for compose in (True, "chains"):
-        found = find_layers(model, IMAGES, compose)
+        found = find_layers(model, SMALL_IMAGES, compose)
         assert {name: layer.uses for name, layer in found.items()} == expected
 
 
-def test_sizes_of_a_pair() -> None:
-    model = Model(lambda m, x: m.bn(m.conv(m.bn(m.conv(x))[..., ::2])), conv=conv(), bn=norm())
-    assert find_layers(model, IMAGES)["conv+bn"].in_shapes == ((2, 6, 6), (2, 6, 3))
-
-
-# --- Chains ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        (nn.Sequential(conv(), conv(), conv(1)), ["0+1+2"]),
-        (nn.Sequential(norm(), conv(), norm()), ["0+1+2"]),
-        (nn.Sequential(conv(), nn.Identity(), nn.Dropout(0.5), conv()), ["0+3"]),
-        (nn.Sequential(conv(), nn.AvgPool2d(2), norm()), ["0+1+2"]),
-        (nn.Sequential(conv(), nn.Flatten(), nn.Linear(72, 3)), ["0+1+2"]),
-        (nn.Sequential(conv(), nn.ReLU(), nn.Flatten(), nn.Linear(72, 3)), ["0", "3"]),
-        # Pooling that leads to the first layer, or from the last one, is left out.
-        (nn.Sequential(nn.AvgPool2d(2), conv(), nn.AvgPool2d(3), nn.Flatten()), ["1"]),
-        (nn.Sequential(nn.ZeroPad2d(1), conv(), conv(), nn.Upsample(3)), ["1+2"]),
-        # A norm without parameters of its own scales all the same.
-        (nn.Sequential(conv(), nn.BatchNorm2d(2, affine=False), conv()), ["0+1+2"]),
-        (nn.Sequential(nn.BatchNorm2d(2, affine=False), conv(), nn.ReLU()), ["0+1"]),
-        (nn.Sequential(nn.BatchNorm2d(2, affine=False), nn.ReLU(), conv()), ["2"]),
-        (nn.Sequential(*(nn.BatchNorm2d(2, affine=False) for _ in "ab"), nn.ReLU(), conv()), ["3"]),
-        (nn.Sequential(conv(), nn.BatchNorm2d(2, track_running_stats=False), conv()), ["0", "2"]),
-        (nn.Sequential(conv(), nn.MaxPool2d(2), conv()), ["0", "2"]),
-        (nn.Sequential(conv(), nn.Softmax2d(), norm(), conv()), ["0", "2+3"]),
-        (nn.Sequential(conv(), nn.PixelShuffle(1), nn.PReLU(), conv()), ["0", "3"]),
-        (nn.Sequential(nn.Sequential(conv()), nn.Sequential(nn.Sequential(conv()))), ["0.0+1.0.0"]),
-    ],
-)
-def test_chains(model: nn.Module, expected: list[str]) -> None:
-    found = find_layers(model, IMAGES, "chains")
-    assert list(found) == expected
-    for layer in found.values():
-        assert layer.modules == tuple(model.get_submodule(part) for part in layer.name.split("+"))
-        sc.as_operator(layer.modules, layer.in_shapes[0])
-
-
-def test_an_embedding_may_begin_a_chain() -> None:
-    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3))
-    (layer,) = find_layers(model, torch.zeros(2, 7, dtype=torch.long), "chains").values()
-    assert layer.name == "0+1" and layer.in_shapes == ((7, 5),)
-    expected = model[1].weight @ model[0].weight.T
-    dense = sc.as_operator(layer.modules, (7, 5)).to_dense()
-    torch.testing.assert_close(dense[:3, :5], expected.detach())
-
-
-def test_without_a_batch_dimension_chains_end_where_a_batch_would_matter() -> None:
-    model = nn.Sequential(nn.Conv1d(3, 3, 1), nn.Conv1d(3, 2, 1), nn.Flatten(0), nn.Linear(8, 2))
-    assert names(model, torch.ones(3, 4), "chains") == ["0+1", "3"]
-    batched = nn.Sequential(nn.Linear(4, 4), nn.Flatten(0, 1), nn.Linear(4, 4))
-    assert names(batched, torch.ones(2, 3, 4), "chains") == ["0", "2"]
-
-
-def test_clipping_a_chain() -> None:
-    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 4))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter *= 4
-    result = sc.clip_model_(model, torch.zeros(1, 6), 0.5, compose="chains")
-    assert list(result) == ["0+1", "3"]
-    product = model[1].weight.detach() @ model[0].weight.detach()
-    assert float(torch.linalg.matrix_norm(product, 2)) <= 0.5005
-    assert float(torch.linalg.matrix_norm(model[0].weight.detach(), 2)) > 0.5005
-
-
-# --- Pairs by name ---------------------------------------------------------------------------
-
-
-def test_pairs_by_name() -> None:
-    def run(m: Any, x: Tensor) -> Tensor:
-        y = m.conv(x)
-        return m.last(m.bn(y)) + y
-
-    model = Model(run, conv=conv(), bn=norm(), last=conv())
-    assert names(model) == ["conv", "bn", "last"]
-    for compose in (True, False):
-        assert names(model, compose=compose, pairs=[("conv", "bn")]) == ["conv+bn", "last"]
-    assert names(model, compose=False, pairs=[("bn", "last")]) == ["conv", "bn+last"]
-    both = [("bn", "last"), ("conv", "bn")]
-    assert names(model, compose=False, pairs=both) == ["conv+bn+last"]
-    assert names(model, compose="chains", pairs=both[1:]) == ["conv+bn+last"]
-    assert list(sc.clip_model_(model, IMAGES, 9.0, pairs=both[1:])) == ["conv+bn", "last"]
-
-
-@pytest.mark.parametrize(
-    ("run", "message"),
-    [
-        (lambda m, x: m.bn(F.relu(m.conv(x))), "'bn' does not follow 'conv'.* untouched: 0, of 1"),
-        (lambda m, x: m.bn(m.conv(x).relu_()), "'bn' does not follow 'conv'"),
-        (lambda m, x: m.bn(m.conv(x)) + m.bn(x), ".* inputs read: 2, of which outputs of 'conv'"),
-        (lambda m, x: m.bn(m.conv(x)) + m.conv(x), ".* untouched: 1, of 2 that it made"),
-        (lambda m, x: m.conv(x), "'bn' is no layer: not used in the forward pass"),
-        (lambda m, x: m.conv(m.bn(x)), "'bn' does not follow 'conv'"),
-    ],
-)
-def test_pairs_that_do_not_follow_each_other(run: Callable[..., Any], message: str) -> None:
-    model = Model(run, conv=conv(), bn=norm())
-    with pytest.raises(ValueError, match=rf"pairs has \('conv', 'bn'\), but {message}"):
-        find_layers(model, IMAGES, pairs=[("conv", "bn")])
-
-
-def test_bad_pairs() -> None:
-    def run(m: Any, x: Tensor) -> Tensor:
-        y = m.conv(x)
-        return m.bn(y) + m.other(y) + m.act(y)
-
-    model = Model(run, conv=conv(), bn=norm(), other=norm(), act=nn.ReLU())
-    with pytest.raises(ValueError, match="there is no module 'bn1'"):
-        find_layers(model, IMAGES, pairs=[("conv", "bn1")])
-    with pytest.raises(ValueError, match="'act' is no layer: it is no batch norm"):
-        find_layers(model, IMAGES, pairs=[("conv", "act")])
-    with pytest.raises(ValueError, match="two layers after 'conv'"):
-        find_layers(model, IMAGES, pairs=[("conv", "bn"), ("conv", "other")])
-    for pairs in (["conv"], [("conv", "bn", "other")], [("conv", 1)]):
-        with pytest.raises(TypeError, match="pairs must hold tuples of two names"):
-            find_layers(model, IMAGES, pairs=pairs)  # type: ignore[arg-type]
-    for compose in ("conv_bn", None, 2):
-        with pytest.raises(ValueError, match="compose must be True, False or 'chains', got"):
-            find_layers(model, IMAGES, compose)  # type: ignore[arg-type]
-
-
 # --- Ways to run a model ---------------------------------------------------------------------
-
-
-def test_models_that_do_not_run_under_watch() -> None:
-    """Some of torch refuses to: what can be seen without is used, and said."""
-
-    def run(m: Any, x: Tensor) -> Tensor:
-        if torch._C._len_torch_dispatch_stack():
-            raise RuntimeError("not under a mode")
-        return m.last(m.bn(m.conv(x)))
-
-    model = Model(run, conv=conv(), bn=norm(), last=conv())
-    with pytest.warns(UserWarning, match="does not run while .*: not under a mode What reads"):
-        assert names(model) == ["conv", "bn", "last"]
-    with pytest.warns(UserWarning, match="only `pairs` are composed"):
-        assert names(model, pairs=[("conv", "bn")]) == ["conv+bn", "last"]
-
-
-def test_an_error_of_the_model_is_its_own() -> None:
-    def run(m: Any, x: Tensor) -> Tensor:
-        raise KeyError("its own")
-
-    model = Model(run, conv=conv())
-    with pytest.raises(KeyError, match="its own") as failure:
-        find_layers(model, IMAGES)
-    assert failure.value.__context__ is None
-    assert not model.conv._forward_hooks and not model.conv._forward_pre_hooks
 
 
 def test_a_module_that_fails_and_is_replaced() -> None:
@@ -644,7 +436,7 @@ def test_a_module_that_fails_and_is_replaced() -> None:
 
     model = Model(run, conv=conv(), wrong=nn.Conv2d(5, 5, 1), bn=norm())
     assert names(model) == ["conv", "bn"]  # another one was given what the convolution made
-    assert skipped_layers(model, IMAGES) == {"wrong": "not used in the forward pass"}
+    assert skipped_layers(model, SMALL_IMAGES) == {"wrong": "not used in the forward pass"}
 
 
 def test_hooks_are_part_of_their_module() -> None:
@@ -683,22 +475,6 @@ def test_parameters_behind_properties_and_inside_layers() -> None:
         adapted=Adapted(inner),
     )
     assert names(model, torch.ones(2, 4), "chains") == ["first+adapted", "inner"]
-
-
-@pytest.mark.parametrize("compose", [True, "chains"])
-def test_leaves_the_model_as_it_was(compose: Any) -> None:
-    model = resnet()
-    disturb(model)
-    before, outside = state(model), surroundings()
-    find_layers(model, IMAGES, compose, pairs=[("0", "1")])
-    assert_same(before, state(model))
-    assert_same(outside, surroundings())
-    assert torch._C._len_torch_dispatch_stack() == 0
-
-
-def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
-    names(resnet(), compose="chains")
-    assert capfd.readouterr() == ("", "")
 
 
 def test_outputs_are_not_kept_alive() -> None:

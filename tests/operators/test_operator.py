@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import (
-    CASES,
-    HALF_CASES,
-    Case,
-    case,
-    dense,
-    params,
-    parts,
-    reference,
-)
+from cases import CASES, HALF_CASES, Case, case, dense, params, parts, reference
+from operator_cases import operator, random_pair
 from torch import Tensor, nn
 
-from oracle import dense_matrix
 from oracle.matrix import evaluate
-from spectralclip import LinearOperator, as_operator, check_affine
+from spectralclip import LinearOperator, as_operator
 
 EVERY_CASE = params(CASES + HALF_CASES)
 
@@ -34,16 +23,6 @@ def closeness(op: LinearOperator, case: Case) -> dict[str, float]:
     scale = max(float(np.abs(dense(case)).max()), 1e-30)
     relative = 1e-12 if op.dtype == torch.float64 else 5e-6
     return {"rtol": relative, "atol": relative * scale}
-
-
-def operator(case: Case, **options: Any) -> LinearOperator:
-    return as_operator(case.make(), case.in_shape, **options)
-
-
-def random_pair(op: LinearOperator, rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    x = torch.randn(rows, *op.in_shape, dtype=op.dtype, generator=generator)
-    y = torch.randn(rows, *op.out_shape, dtype=op.dtype, generator=generator)
-    return x, y
 
 
 # --- The matrix ---------------------------------------------------------------------------
@@ -363,47 +342,6 @@ def test_pullback_in_half_precision_is_computed_in_single(
 # --- Known matrices -----------------------------------------------------------------------
 
 
-def test_dense_layer_is_its_weight() -> None:
-    layer = nn.Linear(7, 5)
-    assert torch.equal(as_operator(layer, (7,)).to_dense(), layer.weight)
-    assert torch.equal(as_operator(layer, (2, 7)).to_dense(), torch.block_diag(*[layer.weight] * 2))
-
-
-@pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
-def test_permuted_channels_permute_the_matrix(mode: str, generator: torch.Generator) -> None:
-    conv = nn.Conv2d(4, 6, 3, stride=2, padding=1, padding_mode=mode)
-    rows = torch.randperm(6, generator=generator)
-    columns = torch.randperm(4, generator=generator)
-    permuted = nn.Conv2d(4, 6, 3, stride=2, padding=1, padding_mode=mode)
-    with torch.no_grad():
-        permuted.weight.copy_(conv.weight[rows][:, columns])
-    op, other = as_operator(conv, (4, 5, 6)), as_operator(permuted, (4, 5, 6))
-    x = torch.randn(2, 4, 5, 6, generator=generator)
-    torch.testing.assert_close(other.matvec(x[:, columns]), op.matvec(x)[:, rows])
-    y = torch.randn(2, *op.out_shape, generator=generator)
-    torch.testing.assert_close(other.rmatvec(y[:, rows]), op.rmatvec(y)[:, columns])
-
-
-def test_transposed_convolution_is_the_adjoint_of_the_convolution() -> None:
-    conv = nn.Conv2d(3, 5, 3, stride=2, padding=1, bias=False)
-    transposed = nn.ConvTranspose2d(5, 3, 3, stride=2, padding=1, output_padding=1, bias=False)
-    with torch.no_grad():
-        transposed.weight.copy_(conv.weight)
-    matrix = as_operator(conv, (3, 8, 8)).to_dense()
-    torch.testing.assert_close(as_operator(transposed, (5, 4, 4)).to_dense(), matrix.T)
-
-
-def test_batch_norm_is_diagonal_and_shifting_pixels_changes_nothing() -> None:
-    norm = nn.BatchNorm2d(3)
-    with torch.no_grad():
-        norm.running_var.copy_(torch.tensor([4.0, 1.0, 0.25]))
-        norm.weight.copy_(torch.tensor([1.0, -3.0, 0.0]))
-        norm.running_mean.fill_(5.0)
-    matrix = as_operator(norm, (3, 2, 2)).to_dense()
-    expected = torch.tensor([0.5, -3.0, 0.0]).repeat_interleave(4)
-    torch.testing.assert_close(matrix, torch.diag(expected), rtol=1e-4, atol=1e-6)
-
-
 def test_operator_is_a_picture_of_its_moment() -> None:
     layer = nn.Linear(4, 3)
     op = as_operator(layer, (4,))
@@ -411,67 +349,6 @@ def test_operator_is_a_picture_of_its_moment() -> None:
 
 
 # --- Whatever the caller's surroundings ---------------------------------------------------
-
-SURROUNDINGS = {
-    "no_grad": torch.no_grad,
-    "inference_mode": torch.inference_mode,
-    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    "plain": nullcontext,
-}
-
-
-@pytest.mark.parametrize("surroundings", SURROUNDINGS)
-@pytest.mark.parametrize("explicit", [True, False], ids=["explicit", "generic"])
-@pytest.mark.parametrize(
-    "case",
-    params([c for c in CASES if c.name in ("linear-wide", "conv-bn", "residual", "zero-pad-conv")]),
-)
-def test_surroundings_do_not_change_the_operator(
-    case: Case, explicit: bool, surroundings: str, generator: torch.Generator
-) -> None:
-    context: AbstractContextManager[object] = SURROUNDINGS[surroundings]()
-    plain, layer = operator(case, explicit=explicit), case.make()
-    x, y = random_pair(plain, 2, generator)
-    with context:
-        op = as_operator(layer, case.in_shape, explicit=explicit)
-        got = op.matvec(x), op.rmatvec(y), op.gram(x), op.pullback(y, x)
-    expected = plain.matvec(x), plain.rmatvec(y), plain.gram(x), plain.pullback(y, x)
-    close = {"rtol": 1e-5, "atol": 1e-5}
-    for mine, theirs in zip(got[:3], expected[:3], strict=True):
-        torch.testing.assert_close(mine.clone(), theirs, **close)
-    for name, gradient in expected[3].items():
-        torch.testing.assert_close(got[3][name].clone(), gradient, **close)
-
-
-def test_operator_made_in_inference_mode_works_outside(generator: torch.Generator) -> None:
-    layer = nn.Sequential(nn.ZeroPad2d(1), nn.Conv2d(2, 3, 3))
-    with torch.inference_mode():
-        op = as_operator(layer, (2, 5, 5))
-    x, y = random_pair(op, 1, generator)
-    left, right = torch.sum(op.matvec(x) * y), torch.sum(x * op.rmatvec(y))
-    assert float(left) == pytest.approx(float(right), rel=1e-4)
-    assert float(op.rmatvec(y).norm()) > 0
-
-
-def test_default_dtype_is_for_layers_without_parameters() -> None:
-    pool = nn.AvgPool2d(2)
-    assert as_operator(pool, (1, 4, 4)).dtype == torch.float32
-    assert as_operator(pool, (1, 4, 4), dtype=torch.float64).dtype == torch.float64
-    linear = nn.Linear(3, 2)
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert as_operator(pool, (1, 4, 4)).dtype == torch.float64
-        assert as_operator(linear, (3,)).dtype == torch.float32
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def test_double_precision_can_be_asked_for() -> None:
-    layer = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3))
-    op = as_operator(layer, (2, 6, 6), dtype=torch.float64)
-    assert op.to_dense().dtype == torch.float64
-    layer.double().eval()
-    np.testing.assert_allclose(op.to_dense().numpy(), dense_matrix(layer, (2, 6, 6)), atol=1e-14)
 
 
 def test_inputs_in_another_dtype_or_memory_format_are_taken() -> None:
@@ -502,64 +379,6 @@ def test_results_are_not_overwritten_by_the_next_call(generator: torch.Generator
         op.matvec(-x), op.rmatvec(-y), op.gram(3 * x)
         for result, copy in zip(first, kept, strict=True):
             assert torch.equal(result, copy)
-
-
-def test_identity_does_not_hand_back_the_input_itself() -> None:
-    # Who writes into the result must not write into the argument.
-    for layer in (nn.Identity(), nn.Flatten(), nn.Dropout()):
-        op = as_operator(layer, (2, 3))
-        x = torch.ones(1, 2, 3)
-        for result in (op.matvec(x), op.rmatvec(x.reshape(1, *op.out_shape)), op.gram(x)):
-            result.zero_()
-            assert bool(x.all())
-
-
-def scripted() -> tuple[nn.Module, nn.Module]:
-    layer = nn.Conv2d(2, 3, 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return layer, torch.jit.script(layer)
-
-
-def test_scripted_layer_is_applied() -> None:
-    layer, script = scripted()
-    torch.testing.assert_close(
-        as_operator(script, (2, 5, 5)).to_dense(), as_operator(layer, (2, 5, 5)).to_dense()
-    )
-
-
-def test_scripted_layer_has_its_gradient_or_an_error(generator: torch.Generator) -> None:
-    layer, script = scripted()
-    op = as_operator(script, (2, 5, 5))
-    v, u = random_pair(op, 1, generator)
-    expected = as_operator(layer, (2, 5, 5)).pullback(u, v)
-    try:
-        got = op.pullback(u, v)
-    except (ValueError, NotImplementedError):
-        return
-    torch.testing.assert_close(got, expected)
-
-
-def test_large_offset_does_not_drown_the_linear_part(generator: torch.Generator) -> None:
-    class Shifted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(2, 3, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.conv(x) + 1e4
-
-    layer = Shifted()
-    op = as_operator(layer, (2, 6, 6))
-    x = torch.randn(2, 6, 6, generator=generator)
-    x /= x.norm()
-    expected = F.conv2d(x[None], layer.conv.weight)[0]
-    assert (op.matvec(x) - expected).norm() <= 1e-3 * expected.norm()
-
-
-@pytest.mark.parametrize("case", params(CASES))
-def test_every_case_is_affine(case: Case) -> None:
-    check_affine(case.make(), case.in_shape)
 
 
 def test_the_oracle_sees_a_wrong_matrix() -> None:

@@ -29,6 +29,7 @@ class Products(TorchDispatchMode):
     def __init__(self, meet: Callable[[str, set[torch.dtype]], None]) -> None:
         super().__init__()
         self._meet = meet
+        self.count = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -38,6 +39,7 @@ class Products(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if name in PRODUCTS:
+            self.count += 1
             tensors = tree_leaves((args, kwargs or {}))
             self._meet(name, {one.dtype for one in tensors if isinstance(one, Tensor)})
         return func(*args, **(kwargs or {}))
@@ -171,8 +173,9 @@ def no_half(name: str, dtypes: set[torch.dtype]) -> None:
 @pytest.mark.parametrize("entry", HALF)
 def test_the_library_does_not_multiply_in_half_precision(entry: str, layer: str) -> None:
     made = LAYERS[layer](torch.bfloat16)
-    with Products(no_half):
+    with Products(no_half) as products:
         HALF[entry](made)
+    assert products.count > 0
 
 
 @pytest.mark.parametrize("name", ["SpectralClip", "FastClip", "Gouk"])
@@ -181,7 +184,8 @@ def test_training_adds_no_product_in_half_precision(name: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.randn(2, *SHAPE, dtype=torch.bfloat16)
     held = sc.attach(model, optimizer, x, method=getattr(methods, name)())  # runs the model once
-    with Products(no_half):
+    with Products(no_half) as products:
         for _ in range(2):
             step_(optimizer)
         held.finalize()
+    assert products.count > 0

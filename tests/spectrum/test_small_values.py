@@ -10,14 +10,12 @@ import pytest
 import scipy.linalg
 import torch
 from cases import with_weight
+from spectrum_cases import UNCONVERGED, assert_honest
 from torch import Tensor, nn
 
 import spectralclip as sc
-from spectralclip import Exact, Lanczos, PowerQR, Spectrum, svds
+from spectralclip import Exact, Lanczos, PowerQR, svds
 from spectralclip.methods import virmaux_svds
-
-# These tests ask for more than the solver can give.
-UNCONVERGED = pytest.mark.filterwarnings("ignore::spectralclip.ConvergenceWarning")
 
 
 def orthonormal(rows: int, columns: int, seed: int) -> np.ndarray:
@@ -41,22 +39,6 @@ def factored(
         return ((x @ B) * s) @ A.T
 
     return apply, expected
-
-
-def assert_honest(found: Spectrum, expected: np.ndarray, tol: float) -> None:
-    """Each value is within what it claims, and one that has converged within the tolerance."""
-    S, errors = found.S.double().numpy(), found.errors.double().numpy()
-    off = np.abs(S - expected)
-    np.testing.assert_array_less(off, errors + 1e-300)
-    # The largest is a lower bound, but for what NumPy's own rounding leaves open.
-    assert S[0] <= expected[0] * (1 + 1e-15)
-    if found.converged:
-        eps = torch.finfo(found.S.dtype).eps
-        zero = (errors >= S) & (errors <= 20.001 * eps * S[0])
-        assert (off[~zero] <= 1.5 * max(tol, 20 * eps) * expected[~zero]).all()
-        assert found.advice == ""
-    else:
-        assert found.advice
 
 
 # --- Values that squaring loses -----------------------------------------------------------
@@ -147,7 +129,9 @@ def sweep(
     n: int,
     seed: int,
     requests: tuple[tuple[int, float], ...],
-) -> None:
+) -> int:
+    """How many results were judged: all of them, but those that the power method itself doubts."""
+    judged = 0
     layer, of_product = factored(SPECTRA[name], m, n, dtype, seed)
     dense = nn.Linear(n, m, bias=False, dtype=dtype)
     with_weight(dense, sc.as_operator(layer, n, dtype=dtype).to_dense())
@@ -158,13 +142,16 @@ def sweep(
             found = svds(op, n, k, tol=tol, solver=SOLVERS[solver])
             if solver != "power-qr" or found.converged:
                 assert_honest(found, expected[:k], tol)
+                judged += 1
+    return judged
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("name", ["geometric-4", "clusters", "deficient", "zero"])
 @UNCONVERGED
 def test_claims_hold(name: str, solver: str) -> None:
-    sweep(name, torch.float32, solver, 120, 90, 0, ((8, 1e-3),))
+    judged = sweep(name, torch.float32, solver, 120, 90, 0, ((8, 1e-3),))
+    assert judged == 2 or (solver == "power-qr" and judged < 2)
 
 
 @pytest.mark.slow
@@ -178,7 +165,8 @@ def test_claims_hold_for_every_spectrum(
     name: str, solver: str, dtype: torch.dtype, shape: tuple[int, int], seed: int
 ) -> None:
     requests = tuple((k, tol) for k in (1, 8, 25) for tol in (1e-3, 1e-6))
-    sweep(name, dtype, solver, *shape, seed, requests)
+    judged = sweep(name, dtype, solver, *shape, seed, requests)
+    assert judged == 12 or (solver == "power-qr" and judged < 12)
 
 
 def test_half_precision_is_as_honest() -> None:
@@ -189,18 +177,6 @@ def test_half_precision_is_as_honest() -> None:
     for solver in ("auto", "lanczos", "exact"):
         for k in (1, 8, 40):
             assert_honest(svds(layer, 90, k, solver=SOLVERS[solver]), expected[:k], 1e-3)
-
-
-def test_many_values_to_an_odd_tolerance() -> None:
-    torch.manual_seed(0)
-    layer = nn.Conv2d(6, 6, 3, padding=1)
-    matrix = sc.as_operator(layer, (6, 12, 12), dtype=torch.float64).to_dense().numpy()
-    expected = np.linalg.svd(matrix, compute_uv=False)[:50]
-    for seed in range(2):
-        generator = torch.Generator().manual_seed(seed)
-        found = svds(layer, (6, 12, 12), 50, tol=8.6e-4, solver=Lanczos(), generator=generator)
-        assert found.converged
-        assert_honest(found, expected, 8.6e-4)
 
 
 @UNCONVERGED

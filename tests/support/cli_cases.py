@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -154,3 +155,24 @@ def run(*args: object, cwd: Path, **options: Any) -> tuple[int, str, str]:
 def files(folder: Path) -> set[str]:
     """The names of all files in a folder, but what Python itself leaves there."""
     return {path.name for path in folder.iterdir() if path.name != "__pycache__"}
+
+
+class Command:
+    """Runs the command line, and keeps what it said."""
+
+    def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
+        self._capture = capture
+        self.output = self.errors = ""
+
+    def __call__(self, *args: object) -> int:
+        from spectralclip import cli  # which needs typer
+
+        code = cli.main(list(map(str, args)))
+        self.output, self.errors = self._capture.readouterr()
+        return code
+
+
+NET = ("nets.py:Net", "--input", "3,6,6")
+
+
+CLIP = ("clip", *NET, "--weights", "in.pt")

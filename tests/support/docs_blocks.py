@@ -67,14 +67,18 @@ class Page:
         text = path.read_text(encoding="utf-8")
         return cls(path, tuple(fenced_blocks(text)), needed_packages(text))
 
-    def run(self, folder: Path) -> None:
-        """Run it from top to bottom, in a folder of its own: files that it names are made there."""
-        with _working_in(folder), torch.random.fork_rng(devices=[]):
-            self._run_blocks([block for block in self.blocks if not block.not_run])
+    def run(self, folder: Path) -> int:
+        """Run it from top to bottom, in a folder of its own: files that it names are made there.
 
-    def _run_blocks(self, blocks: list[Block]) -> None:
+        Returns how many blocks were written, run, or compared with what was printed.
+        """
+        with _working_in(folder), torch.random.fork_rng(devices=[]):
+            return self._run_blocks([block for block in self.blocks if not block.not_run])
+
+    def _run_blocks(self, blocks: list[Block]) -> int:
         namespace: dict[str, object] = {"__name__": "__main__"}
         printed = ""
+        left_out = 0
         for block in blocks:
             if block.language in PYTHON and block.title:
                 Path(block.title).write_text(block.code, encoding="utf-8")
@@ -86,6 +90,9 @@ class Page:
             elif block.is_output:
                 with _located(self.path, block):
                     require_same_words(block.code, printed)
+            else:
+                left_out += 1
+        return len(blocks) - left_out
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""A few processes that live as long as a test module, and run functions together over gloo."""
+"""A few processes that live as long as a fixture, and run functions together over gloo."""
 
 from __future__ import annotations
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from attach_cases import Tried, attached, over_methods
 from seeds import seeded
 from torch import nn
+from training_cases import sgd, small_network
 
-from spectralclip import attach, methods
-from spectralclip._training.attach import Attachment
+from spectralclip import Attachment, attach, methods
 
 
 def network(width: int = 4) -> nn.Module:
@@ -165,3 +166,14 @@ def test_a_state_of_a_wider_network_is_refused(name: str, fresh: bool) -> None:
         attachment.load_state_dict(other.state_dict())
     assert_same(attachment.state_dict(), before)
     assert_same(dict(model.state_dict()), dict(weights))
+
+
+@over_methods
+def test_states_that_do_not_fit_are_refused(tried: Tried) -> None:
+    model = small_network()
+    attachment = attached(tried, model, sgd(model))
+    saved = attachment.state_dict()
+    with pytest.raises(ValueError, match="This state is of 'Other'"):
+        attachment.load_state_dict({**saved, "method": "Other"})
+    with pytest.raises(ValueError, match=r"speaks of the layers \['there'\]"):
+        attachment.load_state_dict({**saved, "layers": {"there": []}})

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cases import train_batch_norm
+from power_cases import at_rest
 from torch import Tensor, nn
 from training_cases import (
     EXAMPLE,
@@ -110,11 +111,6 @@ def test_other_layers_are_refused(method: Any, layer: Any) -> None:
         method.estimate(layer, (2,))
 
 
-def test_farnia_has_no_estimate_of_batch_norms() -> None:
-    with pytest.raises(OutsideDomain, match="not BatchNorm2d"):
-        Farnia.estimate(nn.BatchNorm2d(2), (2, 3, 3))
-
-
 # --- The steps, on dense matrices -----------------------------------------------------------
 
 
@@ -154,29 +150,12 @@ def test_the_steps_are_those_of_the_paper(
     assert attachment.num_matvecs == 4 * (2 * iterations + 1)
 
 
-def at_rest(method: Any, steps: int, mode: str = "zeros") -> float:
-    """The true norm of a layer that nothing but the method moves, with a bound of one."""
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, padding_mode=mode))
-    with torch.no_grad():
-        model[0].weight.mul_(3)
-    attachment = attach(model, None, torch.zeros(1, 4, 7, 7), method=method)
-    for _ in range(steps):
-        attachment.step()
-    return dense_norm(model, (4, 7, 7))
-
-
 @pytest.mark.parametrize("mode", PADDINGS)
 def test_what_the_same_vector_misses_is_never_seen(mode: str) -> None:
     missed = at_rest(Gouk(), 1, mode)
     assert missed > 1.02
     assert at_rest(Gouk(), 20, mode) == pytest.approx(missed, rel=1e-5)
     assert at_rest(Gouk(warm=True), 200, mode) == pytest.approx(1, abs=1e-3)
-
-
-def test_one_warm_iteration_needs_many_steps() -> None:
-    assert at_rest(Farnia(), 1) > 1.2
-    assert at_rest(Farnia(), 300) == pytest.approx(1, abs=1e-3)
 
 
 # --- Beside a training ----------------------------------------------------------------------
@@ -257,16 +236,6 @@ def test_a_resumed_run_is_the_same_run(method: Any) -> None:
         train(model, optimizer, 3, first=3)
     for first, second in zip(*runs, strict=True):
         assert_identical(first.state_dict(), second.state_dict())
-
-
-def test_a_state_of_other_input_shapes_is_refused() -> None:
-    model = nn.Sequential(nn.Conv1d(2, 2, 3))
-    attachment = attach(model, None, torch.zeros(1, 2, 9), method=Farnia())
-    attachment.step()
-    state = attachment.state_dict()
-    state["layers"]["0"] *= 2
-    with pytest.raises(ValueError, match="for 2 input shapes, expected 1"):
-        attachment.load_state_dict(state)
 
 
 class Twice(nn.Module):

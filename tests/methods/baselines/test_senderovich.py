@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torus_cases import (
-    clipped_by_matrix,
-    random_conv,
-    random_linear,
-    step_once,
-)
+from torus_cases import clipped_by_matrix, random_conv, random_linear, step_once
 from training_cases import EXAMPLE, assert_identical, small_network, snapshot
 
 from oracle import dense_norm, singular_values
@@ -44,16 +39,6 @@ def test_the_estimate_is_exact_for_circular_padding(name: str) -> None:
     module, in_shape = EXACT[name]
     truth = dense_norm(module, in_shape)
     assert Senderovich.estimate(module, in_shape) == pytest.approx(truth, rel=1e-5)
-
-
-def test_the_symbols_have_the_whole_spectrum() -> None:
-    conv = random_conv(3, 5, 3, stride=2).double()
-    symbols = Torus((6, 8), (2, 2)).symbols(conv.weight.detach())
-    assert symbols.shape == (3, 3, 5, 12)  # of four columns of frequencies, one is a conjugate
-    values = np.linalg.svd(symbols.numpy(), compute_uv=False)
-    both = np.concatenate([values, values[:, 1:2]], axis=1)
-    truth = singular_values(conv, (3, 6, 8))
-    np.testing.assert_allclose(np.sort(both.ravel()), np.sort(truth), rtol=1e-10)
 
 
 def test_with_stride_1_it_is_that_of_sedghi() -> None:

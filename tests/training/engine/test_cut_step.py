@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize, nnls
-from torch import Tensor, nn
+from torch import Tensor
 
 from spectralclip._linalg.qp import solve_nonnegative
 from spectralclip._training.engine.cut_step import (
@@ -18,7 +18,7 @@ from spectralclip._training.engine.cut_step import (
     project_,
     project_momentum_,
 )
-from spectralclip._training.momentum import Momentum, momentum_of
+from spectralclip._training.momentum import Momentum
 
 KINDS = ["dense", "factors", "groups"]
 
@@ -159,9 +159,6 @@ def test_a_large_multiplier_that_is_right_from_the_start_raises_no_warning() -> 
     np.testing.assert_allclose(found, [1e9, 1.0, 0.0], rtol=1e-9)
 
 
-# --- Momenta --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("adam", [False, True])
 @pytest.mark.parametrize("seed", range(4))
@@ -206,90 +203,3 @@ def test_entries_that_hardly_had_gradients_do_not_lengthen_the_step() -> None:
     after = buffer * metric
     assert after.norm() <= before.norm() * (1 + 1e-9)
     assert (rows @ after.flatten()).min() > -1e-7
-
-
-def stepped(make: Any, steps: int = 3) -> tuple[Any, nn.Linear]:
-    layer = nn.Linear(4, 3)
-    optimizer = make([layer.weight])
-    x = torch.randn(5, 4)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        layer(x).square().sum().backward()
-        optimizer.step()
-    return optimizer, layer
-
-
-@pytest.mark.parametrize(
-    ("make", "key"),
-    [
-        (lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9), "momentum_buffer"),
-        (lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True), "momentum_buffer"),
-        (lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9), "momentum_buffer"),
-        (lambda p: torch.optim.Adam(p, lr=0.01), "exp_avg"),
-        (lambda p: torch.optim.AdamW(p, lr=0.01), "exp_avg"),
-        (lambda p: torch.optim.NAdam(p, lr=0.01), "exp_avg"),
-    ],
-    ids=["sgd", "nesterov", "rmsprop", "adam", "adamw", "nadam"],
-)
-def test_the_momentum_is_the_optimizers_own_tensor(make: Any, key: str) -> None:
-    optimizer, layer = stepped(make)
-    momentum = momentum_of(optimizer, layer.weight)
-    assert momentum is not None
-    assert momentum.buffer is optimizer.state[layer.weight][key]
-    assert (momentum.metric is None) == (key == "momentum_buffer")
-
-
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
-def test_the_metric_is_the_one_of_adams_step(kind: Any) -> None:
-    """A step with no gradient follows the momentum alone, which is compared with the formula."""
-    optimizer, layer = stepped(lambda p: kind(p, lr=0.01, weight_decay=0.0))
-    momentum = momentum_of(optimizer, layer.weight)
-    assert momentum is not None
-    assert momentum.metric is not None
-    # In units of the learning rate, at the next step, from the parameters' own movement.
-    expected = momentum.buffer * momentum.metric
-    layer.weight.grad = torch.zeros_like(layer.weight)
-    before = layer.weight.detach().clone()
-    optimizer.step()
-    moved = (before - layer.weight.detach()).flatten()
-    cosine = torch.nn.functional.cosine_similarity(moved, expected.flatten(), dim=0)
-    assert cosine > 1 - 1e-5
-    beta1, beta2 = 0.9, 0.999
-    size = 0.01 * beta1 / (1 - beta1**4) * ((1 - beta2**4) / (1 - beta2**3) / beta2) ** 0.5
-    torch.testing.assert_close(moved, size * expected.flatten(), rtol=1e-3, atol=1e-7)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda p: torch.optim.SGD(p, lr=0.01),
-        lambda p: torch.optim.RMSprop(p, lr=0.01),
-        lambda p: torch.optim.Adagrad(p, lr=0.01),
-    ],
-    ids=["sgd", "rmsprop", "adagrad"],
-)
-def test_optimizers_without_momentum_have_none(make: Any) -> None:
-    optimizer, layer = stepped(make)
-    assert momentum_of(optimizer, layer.weight) is None
-
-
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
-def test_before_the_first_step_there_is_none_and_no_state_is_made(kind: Any) -> None:
-    layer = nn.Linear(4, 3)
-    optimizer = kind(layer.parameters(), lr=0.01)
-    assert momentum_of(optimizer, layer.weight) is None
-    assert momentum_of(optimizer, nn.Parameter(torch.zeros(2))) is None
-    assert len(optimizer.state) == 0
-
-
-def test_entries_without_gradients_have_a_finite_metric() -> None:
-    layer = nn.Linear(4, 3)
-    optimizer = torch.optim.Adam([layer.weight], lr=0.01, eps=0.0)
-    layer.weight.grad = torch.zeros_like(layer.weight)
-    optimizer.param_groups[0]["eps"] = 1e-8
-    optimizer.step()
-    optimizer.param_groups[0]["eps"] = 0.0
-    momentum = momentum_of(optimizer, layer.weight)
-    assert momentum is not None
-    assert momentum.metric is not None
-    assert torch.isfinite(momentum.metric).all()

@@ -1,4 +1,4 @@
-"""Norms on large images take few products."""
+"""Runs on large images begin with waves, which takes few applications."""
 
 from __future__ import annotations
 

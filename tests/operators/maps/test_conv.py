@@ -14,6 +14,7 @@ from torch import nn
 
 import spectralclip as sc
 from oracle import dense_matrix, singular_values
+from spectralclip import as_operator
 
 EXAMPLES = settings(drawn_convolutions.EXAMPLES, max_examples=100)
 
@@ -112,3 +113,27 @@ def test_transposed2d(drawn: tuple[nn.Module, tuple[int, ...]]) -> None:
 @given(transposed_convolutions(2))
 def test_transposed2d_leading_values(drawn: tuple[nn.Module, tuple[int, ...]]) -> None:
     check_leading(*drawn)
+
+
+@pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
+def test_permuted_channels_permute_the_matrix(mode: str, generator: torch.Generator) -> None:
+    conv = nn.Conv2d(4, 6, 3, stride=2, padding=1, padding_mode=mode)
+    rows = torch.randperm(6, generator=generator)
+    columns = torch.randperm(4, generator=generator)
+    permuted = nn.Conv2d(4, 6, 3, stride=2, padding=1, padding_mode=mode)
+    with torch.no_grad():
+        permuted.weight.copy_(conv.weight[rows][:, columns])
+    op, other = as_operator(conv, (4, 5, 6)), as_operator(permuted, (4, 5, 6))
+    x = torch.randn(2, 4, 5, 6, generator=generator)
+    torch.testing.assert_close(other.matvec(x[:, columns]), op.matvec(x)[:, rows])
+    y = torch.randn(2, *op.out_shape, generator=generator)
+    torch.testing.assert_close(other.rmatvec(y[:, rows]), op.rmatvec(y)[:, columns])
+
+
+def test_transposed_convolution_is_the_adjoint_of_the_convolution() -> None:
+    conv = nn.Conv2d(3, 5, 3, stride=2, padding=1, bias=False)
+    transposed = nn.ConvTranspose2d(5, 3, 3, stride=2, padding=1, output_padding=1, bias=False)
+    with torch.no_grad():
+        transposed.weight.copy_(conv.weight)
+    matrix = as_operator(conv, (3, 8, 8)).to_dense()
+    torch.testing.assert_close(as_operator(transposed, (5, 4, 4)).to_dense(), matrix.T)

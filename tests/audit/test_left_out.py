@@ -1,0 +1,113 @@
+"""What an audit leaves out, and the reasons that it gives."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from audit_cases import norm
+from torch import Tensor, nn
+
+from spectralclip._audit import audit
+
+
+def test_broken_layers_are_left_out_with_a_reason() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    with torch.no_grad():
+        model[1].weight[0, 0] = math.nan
+    found = audit(model, torch.zeros(1, 4), lipschitz=False)
+    assert [layer.name for layer in found.layers] == ["0", "3"]
+    assert set(found.skipped) == {"1", "0+1", "2"}
+    assert "NaN" in found.skipped["1"] and "not affine" in found.skipped["2"]
+    assert set(found.uncertified) == {"1", "0+1"}
+    with pytest.raises(KeyError, match="left out of the audit"):
+        found["1"]
+    with pytest.raises(KeyError, match="no layer 'nothing'"):
+        found["nothing"]
+
+
+class Called(nn.Module):
+    """Modules that are no affine layers, and affine ones that are called in ways of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.unused = nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 3)
+        self.rnn, self.both = nn.LSTM(3, 3), nn.Bilinear(3, 3, 3)
+        self.functional, self.up = nn.Linear(3, 3), nn.ConvTranspose1d(1, 1, 3, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.rnn(self.norm(x)[:, None])[0][:, 0]
+        x = self.both(x, x)
+        return self.up((x @ self.functional.weight)[:, None], output_size=[8])
+
+
+def test_only_what_may_be_an_affine_layer_is_missed() -> None:
+    found = audit(Called(), torch.zeros(4, 3), lipschitz=False)
+    assert set(found.skipped) == {"norm", "unused", "rnn", "both", "functional", "up"}
+    assert set(found.uncertified) == {"functional", "up"}
+    assert found.skipped["up"] == f"not certified: {found.uncertified['up']}"
+
+
+class Odd(nn.Module):
+    """A dense layer that is known by no type, and has too many inputs to be tried one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(1500, 1200) / 40)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.matrix
+
+
+def test_layers_of_unknown_types() -> None:
+    model = Odd()
+    (layer,) = audit(model, torch.zeros(1, 1500), lipschitz=False).layers
+    weight = model.matrix.detach().double()
+    assert layer.kind == "Odd" and layer.geometry == "1500 -> 1200"
+    assert layer.norm.kind == "probabilistic" and norm(weight) in layer.norm
+    assert layer.reshaped_norm is None and not layer.frobenius_is_exact
+    # 64 samples of an operator whose stable rank is in the hundreds
+    assert layer.frobenius == pytest.approx(float(weight.norm()), rel=0.01)
+
+
+def test_a_network_without_a_bound_is_left_out_with_a_reason() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    with torch.no_grad():
+        model[2].weight[0, 0] = math.nan
+    found = audit(model, torch.zeros(1, 4))
+    assert found.lipschitz is None and "NaN" in found.skipped["(the network)"]
+    assert "network: not to be had." in str(found)
+    assert "NaN" in found.uncertified["(the network)"]
+    with pytest.raises(ValueError, match=r"has no bound on the network: .* holds NaN"):
+        found.certified_radius(torch.zeros(1, 2))
+    unasked = audit(model, torch.zeros(1, 4), lipschitz=False)
+    assert "network: not asked for." in str(unasked)
+    with pytest.raises(ValueError, match="lipschitz=True"):
+        unasked.certified_radius(torch.zeros(1, 2))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru = nn.LSTM(4, 3, batch_first=True), nn.GRU(3, 3, batch_first=True)
+        self.norm, self.out = nn.LayerNorm(3), nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.norm(self.gru(self.lstm(x)[0])[0]))
+
+
+def test_recurrent_weights_are_listed_with_their_norms_and_explained() -> None:
+    model = Recurrent()
+    skipped = audit(model, torch.randn(2, 5, 4), lipschitz=False).skipped
+    for name, layer in (("lstm", model.lstm), ("gru", model.gru)):
+        assert "a recurrent layer" in skipped[name] and "not certified" not in skipped[name]
+        for weight in ("weight_ih_l0", "weight_hh_l0"):
+            norm = torch.linalg.svdvals(getattr(layer, weight).detach())[0]
+            assert f"{weight} " in skipped[name] and f"of norm {float(norm):.4g}" in skipped[name]
+
+
+def test_the_advice_on_a_layer_norm_can_be_followed_in_an_audit() -> None:
+    why = audit(Recurrent(), torch.randn(2, 5, 4), lipschitz=False).skipped["norm"]
+    assert "not affine" in why and "Leave it out" not in why
+    assert "larger eps" in why and "batch norm in its place" in why
