@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from spectralclip._training.attach import attach
 from spectralclip._training.attachment import Attachment
 from spectralclip._training.distributed.sharing import Sharing
 from spectralclip._training.method import Method, MethodState
-from spectralclip._training.momentum import Momentum
 from spectralclip._training.spectral_clip import SpectralClip
 
 BOUND, SHAPE = 0.7, (3, 8, 8)
@@ -70,7 +68,7 @@ class Scaling(MethodState):
                 factor = bound / (norm + 0.1 * float(self.memory[name]))
                 with torch.no_grad():
                     weight.mul_(factor)
-                self.sharing.project_momentum(weight, partial(take_out, weight.detach().clone()))
+                self.sharing.project_momenta([([weight], weight.detach().clone()[None])])
                 self.latest[name] = factor * norm
 
     def norms(self) -> dict[str, float]:
@@ -81,13 +79,6 @@ class Scaling(MethodState):
 
     def load_layer_states(self, states: Mapping[str, Any]) -> None:
         self.memory |= {n: states[n]["memory"] for n in self.memory if n in states}
-
-
-def take_out(weight: Tensor, momentum: Momentum) -> None:
-    """No step along -weight is left of it, in the metric of the optimizer's own steps."""
-    metric = torch.ones_like(weight) if momentum.metric is None else momentum.metric
-    share = (momentum.buffer * metric * weight).sum() / (weight * weight * metric).sum()
-    momentum.buffer.sub_(weight, alpha=float(share))
 
 
 def network(norm: bool = False) -> nn.Sequential:

@@ -59,7 +59,7 @@ def backward(model: nn.Module, step: int, scale: float = 30.0) -> Tensor:
 
 
 def largest_change(model: nn.Module, optimizer: Any, steps: int) -> float:
-    """The largest change of a weight in a step, and with it all that came after the step."""
+    """The longest change of a weight in a step, and with it all that came after the step."""
     largest = 0.0
     for step in range(steps):
         before = [parameter.detach().clone() for parameter in model.parameters()]
@@ -71,8 +71,7 @@ def largest_change(model: nn.Module, optimizer: Any, steps: int) -> float:
         closure()
         optimizer.step(closure)
         changes = (
-            (p.detach() - old).abs().amax()
-            for p, old in zip(model.parameters(), before, strict=True)
+            (p.detach() - old).norm() for p, old in zip(model.parameters(), before, strict=True)
         )
         largest = max(largest, *map(float, changes))
     return largest

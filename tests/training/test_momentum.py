@@ -12,7 +12,7 @@ from optimizer_cases import Make, X, backward, largest_change, network, norms_of
 from torch import nn, optim
 
 from spectralclip import NormWarning, attach, clip_model_
-from spectralclip._training.momentum import momentum_of
+from spectralclip._training.momentum import momentum_of, without_outward
 from spectralclip.methods import SpectralClip
 
 
@@ -44,7 +44,7 @@ def test_the_momentum_is_the_optimizers_own_tensor(make: Any, key: str) -> None:
     momentum = momentum_of(optimizer, layer.weight)
     assert momentum is not None
     assert momentum.buffer is optimizer.state[layer.weight][key]
-    assert (momentum.metric is None) == (key == "momentum_buffer")
+    assert (momentum.squares is None) == (key == "momentum_buffer")
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
@@ -53,9 +53,9 @@ def test_the_metric_is_the_one_of_adams_step(kind: Any) -> None:
     optimizer, layer = stepped(lambda p: kind(p, lr=0.01, weight_decay=0.0))
     momentum = momentum_of(optimizer, layer.weight)
     assert momentum is not None
-    assert momentum.metric is not None
+    assert momentum.squares is not None
     # In units of the learning rate, at the next step, from the parameters' own movement.
-    expected = momentum.buffer * momentum.metric
+    expected = momentum.buffer / (momentum.squares.sqrt() + momentum.eps)
     layer.weight.grad = torch.zeros_like(layer.weight)
     before = layer.weight.detach().clone()
     optimizer.step()
@@ -63,8 +63,31 @@ def test_the_metric_is_the_one_of_adams_step(kind: Any) -> None:
     cosine = torch.nn.functional.cosine_similarity(moved, expected.flatten(), dim=0)
     assert cosine > 1 - 1e-5
     beta1, beta2 = 0.9, 0.999
-    size = 0.01 * beta1 / (1 - beta1**4) * ((1 - beta2**4) / (1 - beta2**3) / beta2) ** 0.5
+    size = 0.01 * beta1 / (1 - beta1**4) * ((1 - beta2**4) / beta2) ** 0.5
     torch.testing.assert_close(moved, size * expected.flatten(), rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam], ids=["sgd", "adam"])
+def test_what_pushes_outward_is_taken_out_and_nothing_else(make: Any) -> None:
+    settings = {"momentum": 0.9} if make is torch.optim.SGD else {}
+    optimizer, layer = stepped(lambda p: make(p, lr=0.01, **settings))
+    momentum = momentum_of(optimizer, layer.weight)
+    assert momentum is not None
+    metric = torch.ones(()) if momentum.squares is None else momentum.squares.sqrt() + momentum.eps
+    generator = torch.Generator().manual_seed(0)
+    inward = torch.randn(layer.weight.shape, generator=generator)
+    inward *= -torch.sign((inward * momentum.buffer / metric).sum())  # a step would undo it
+    (new,) = without_outward([[momentum]], [inward[None]])
+    step, left = momentum.buffer / metric, new / metric
+    assert (inward * step).sum() < 0
+    assert abs((inward * left).sum()) < 1e-4 * inward.norm() * step.norm()
+    # Of all steps that do not push outward, the nearest.
+    torch.testing.assert_close(
+        left - step, ((left - step) * inward).sum() / inward.norm() ** 2 * inward
+    )
+    assert left.norm() <= step.norm()
+    (same,) = without_outward([[momentum]], [-inward[None]])
+    assert torch.equal(same, momentum.buffer)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +113,7 @@ def test_before_the_first_step_there_is_none_and_no_state_is_made(kind: Any) -> 
     assert len(optimizer.state) == 0
 
 
-def test_entries_without_gradients_have_a_finite_metric() -> None:
+def test_entries_without_gradients_leave_the_momentum_finite() -> None:
     layer = nn.Linear(4, 3)
     optimizer = torch.optim.Adam([layer.weight], lr=0.01, eps=0.0)
     layer.weight.grad = torch.zeros_like(layer.weight)
@@ -99,8 +122,8 @@ def test_entries_without_gradients_have_a_finite_metric() -> None:
     optimizer.param_groups[0]["eps"] = 0.0
     momentum = momentum_of(optimizer, layer.weight)
     assert momentum is not None
-    assert momentum.metric is not None
-    assert torch.isfinite(momentum.metric).all()
+    (buffer,) = without_outward([[momentum]], [-torch.ones(1, 3, 4)])
+    assert torch.isfinite(buffer).all()
 
 
 def of_torch() -> dict[str, Make]:
@@ -124,6 +147,7 @@ def assert_steps_as_long_as_plain_ones(make: Make, steps: int) -> None:
     plainly = largest_change(plain, make(plain.parameters()), steps)
     optimizer = make(attached.parameters())
     quietly_attached(attached, optimizer)
+    largest_change(attached, optimizer, 1)  # brings it within its bounds
     assert largest_change(attached, optimizer, steps) <= 3 * plainly
 
 

@@ -55,9 +55,7 @@ def generator(seed: int) -> torch.Generator:
 def assert_held(attachment: Attachment, bound: float, where: object) -> None:
     for name, norm in true_norms(attachment).items():
         assert norm <= 1.02 * bound, (name, where)
-        known = attachment.norms()[name]
-        # What was checked on the layer itself is right; what was tracked is an estimate.
-        assert norm <= (1.02 if known.is_checked else 1.1) * known, (name, where)
+        assert norm <= 1.1 * attachment.norms()[name], (name, where)
 
 
 def train(padding: str, name: str, steps: int, bound: float = 1.0, seed: int = 0) -> None:
@@ -168,7 +166,8 @@ def assert_back_within(name: str, size: float, spread: bool) -> None:
     norm = dense_norm(list(model), LAYERS[name][1])
     assert 0.5 < norm <= 1.02
     (known,) = attachment.norms().values()
-    assert known == pytest.approx(norm, rel=0.02)
+    # Fourier modes know the norm on an endless image, which is above that on a small one.
+    assert 0.98 * norm <= known <= 1.2 * norm
 
 
 @pytest.mark.parametrize(("name", "size"), QUICK)
@@ -196,21 +195,19 @@ def test_only_what_is_not_finite_is_said_to_be(name: str) -> None:
 def test_norms_say_where_they_are_from() -> None:
     model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Flatten(), nn.Linear(144, 5))
     attachment = attach(model, None, torch.zeros(1, 4, 6, 6), method=SpectralClip())
+    for _ in range(7):
+        attachment.step()
+    norm = attachment.norms()["0"]
+    assert isinstance(norm, NormEstimate) and not norm.is_checked and norm.step == 7
     attachment.step()
     norm = attachment.norms()["0"]
-    assert isinstance(norm, NormEstimate) and norm.is_checked and norm.step == 1
-    for _ in range(3):  # nothing moves, so that nothing is to be checked
-        attachment.step()
-    assert attachment.norms()["0"].step in (1, 4)
-    assert not attachment.norms()["0"].is_checked
-    with torch.no_grad():
-        model[0].weight.mul_(2)
-    attachment.step()
-    assert repr(attachment.norms()["0"]).endswith("(checked after step 5)")
+    assert norm.is_checked and norm.step == 8
+    assert norm == pytest.approx(dense_norm(model[0], (4, 6, 6)), rel=1e-3)
+    assert repr(norm).endswith("(checked after step 8)")
     file = io.BytesIO()
     torch.save(attachment.norms(), file)
     file.seek(0)
     assert repr(torch.load(file, weights_only=True)) == repr(attachment.norms())
     restored = attachment.state_dict()
     attachment.load_state_dict(restored)
-    assert repr(attachment.norms()["0"]).endswith("(checked after step 5)")
+    assert repr(attachment.norms()["0"]).endswith("(checked after step 8)")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias, final
@@ -129,7 +130,7 @@ class AffineFunction:
             raise ValueError("An empty sequence has no spectrum: give at least one layer.")
         self.stages: tuple[Stage, ...] = tuple(stages)
         self._modules = [s.layer for s in stages if isinstance(s.layer, nn.Module)]
-        tensors = self._tensors()
+        tensors = self.tensors()
         self.parameters: dict[str, Tensor] = {
             stage.parameters[own]: tensors[stage.parameters[own]]
             for stage in stages
@@ -148,15 +149,26 @@ class AffineFunction:
     ) -> Tensor:
         """`f(x)` on a batch; with other parameter values, or of some stages, where given."""
         merged = self.values if values is None else {**self.values, **values}
-        with evaluation_mode(self._modules):
+        with self.evaluating():
             for stage in self.stages[stages]:
                 x = stage(merged, x)
         return x
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """The layers in the mode of evaluation."""
+        return evaluation_mode(self._modules)
 
     def linear_part(self, x: Tensor, values: Mapping[str, Tensor] | None = None) -> Tensor:
         """`M x` on a batch, as `(f(gain x) - f(0)) / gain`; with other values where given."""
         offset = self(self.zeros(1), values)
         return (self(self.gain * x, values) - offset) / self.gain
+
+    def bare_linear_part(self, x: Tensor, values: Mapping[str, Tensor]) -> Tensor:
+        """`M x` by operations on tensors alone, for callers that are `evaluating()` themselves."""
+        both = torch.cat((self.gain * x, torch.zeros_like(x[:1])))
+        for stage in self.stages:
+            both = stage(values, both)
+        return (both[:-1] - both[-1:]) / self.gain
 
     def with_values(self, values: Mapping[str, Tensor]) -> AffineFunction:
         """The function with other parameter or buffer values, evaluated at the same gain."""
@@ -167,7 +179,7 @@ class AffineFunction:
 
     def now(self) -> AffineFunction:
         """The function with the parameters and buffers that the layer has now."""
-        tensors = self._tensors()
+        tensors = self.tensors()
         moved = self.with_values(self._detached(tensors))
         moved.parameters = {name: tensors[name] for name in self.parameters}
         return moved
@@ -188,7 +200,7 @@ class AffineFunction:
         """
         return (self._origin or self)._weight[1]
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """The parameters and buffers as the modules hold them now, by name."""
         return {
             stage.parameters[own]: tensor

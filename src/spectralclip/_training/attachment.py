@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, TypeAlias, final
@@ -100,6 +100,7 @@ class Attachment:
         self._counts = [0] * max(1, len(optimizers.given))
         self._latest = [0] * len(optimizers.given)
         self._norms = dict[str, NormEstimate]()
+        self._worked: dict[str, int] = {}  # the last step of each layer
         self._sharing = _sharing(method, model, layers, optimizers, bounds, seed)
         bounds = self._bounds_at(0)
         mine = {name: bounds[name] for name in self._sharing.mine()}
@@ -177,6 +178,7 @@ class Attachment:
         Layers that have not been measured yet are missing; NaN stands for weights that are not
         finite.
         """
+        self._read_norms()
         return dict(self._norms)
 
     def state_dict(self) -> dict[str, Any]:
@@ -185,6 +187,7 @@ class Attachment:
         Among several processes, all have to call it, and all get the same.
         """
         states = self._sharing.merged(self._running().layer_states())
+        self._read_norms()
         return {
             "method": type(self.method).__name__,
             "steps": list(self._counts),
@@ -241,17 +244,15 @@ class Attachment:
             return clip_found_layers_(mine, targets, tol=tol, certify=certify)
 
         results = self._sharing.carry_out(work, "finalize()")
-        self._norms |= {
-            name: NormEstimate(result.norm_after, is_checked=True, step=self.steps)
-            for name, result in results.items()
-        }
         self.remove()
+        self._take_norms({name: (r.norm_after, True, self.steps) for name, r in results.items()})
         return results
 
     @plain_numerics()
     def remove(self) -> None:
         """Detach from the optimizer, leaving plain layers with the weights they have now."""
         if self._state is not None:
+            self._read_norms()
             self._state.stop()
         self._state = None
         LIVE.discard(self)
@@ -297,26 +298,42 @@ class Attachment:
         """Do what is due for some of the layers."""
         running, bounds = self._running(), self._bounds_at(step)
         mine = {name: bounds[name] for name in names if name in self._sharing.mine()}
+        self._worked |= dict.fromkeys(mine, step)
 
         def work() -> dict[str, tuple[float, bool, int]]:
             running.after_step(step, mine)
-            norms, checked = running.norms(), running.checked()
-            return {
-                name: (float(norms[name]), name in checked, checked.get(name, step))
-                for name in mine
-                if name in norms
-            }
+            return {} if self._sharing.is_alone else self._known(running, mine)
 
         weights = [weight for name in names for weight in self._sharing.weights()[name]]
         versions = [weight._version for weight in weights]
         found = self._sharing.carry_out(work, f"step {step}")
         if versions != [weight._version for weight in weights]:
             self.optimizers.restart()
-        known = {
+        self._take_norms(found)
+
+    def _known(
+        self, running: MethodState, names: Iterable[str]
+    ) -> dict[str, tuple[float, bool, int]]:
+        """The norms that a method knows of some layers, whether checked, and after which step."""
+        norms, checked = running.norms(), running.checked()
+        return {
+            name: (float(norms[name]), name in checked, checked.get(name, self._worked[name]))
+            for name in names
+            if name in norms
+        }
+
+    @plain_numerics()
+    def _read_norms(self) -> None:
+        """Read them back from the method, which may have them on a device, where it is alone."""
+        if self._state is not None and self._sharing.is_alone:
+            self._take_norms(self._known(self._state, self._worked))
+
+    def _take_norms(self, found: Mapping[str, tuple[float, bool, int]]) -> None:
+        self._norms |= {
             name: NormEstimate(value, is_checked=is_checked, step=at)
             for name, (value, is_checked, at) in found.items()
         }
-        self._norms = {n: (self._norms | known)[n] for n in self.found if n in self._norms | known}
+        self._norms = {name: self._norms[name] for name in self.found if name in self._norms}
 
     def _after_optimizer(
         self, index: int, depth: int, optimizer: Optimizer, args: object, kwargs: object

@@ -8,7 +8,7 @@ is left alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
@@ -16,21 +16,64 @@ import torch
 from torch import Tensor, optim
 from torch.optim import Optimizer
 
+TINY = 1e-30
+
 
 @final
 @dataclass(frozen=True)
 class Momentum:
     """The running average of gradients that the next steps will follow.
 
-    The optimizer moves the weight by a multiple of `-buffer`, or of `-buffer * metric`.
+    The optimizer moves the weight by a multiple of `-buffer`, or of
+    `-buffer / (sqrt(squares) + eps)`.
 
     Attributes:
         buffer: The optimizer's own tensor, to be changed in place.
-        metric: What each entry is multiplied with, as by Adam; None for all ones.
+        squares: The running average of squared gradients, as of Adam; None for all ones.
+        eps: What is added to their roots.
     """
 
     buffer: Tensor
-    metric: Tensor | None
+    squares: Tensor | None = None
+    eps: float = 0.0
+
+
+def without_outward(
+    momenta: Sequence[Sequence[Momentum]], directions: Sequence[Tensor]
+) -> list[Tensor]:
+    """Buffers without what pushes each weight back along its direction, all one behind another.
+
+    A step moves a weight by `-P b`, with P the optimizer's own metric. What of it goes against a
+    direction in which the weight has just been moved inward is taken out, so that the change of
+    the step is the least one. Buffers that do not push outward stay as they are.
+
+    Args:
+        momenta: By group, those of its equally shaped weights.
+        directions: By group, along what they have been moved inward, one behind another.
+    """
+    stacks, alongs, products, sizes = [], [], [], []
+    for own, direction in zip(momenta, directions, strict=True):
+        stack = torch.stack([momentum.buffer for momentum in own]).to(direction.dtype)
+        inward = along = direction.flatten(1)
+        step = stack.flatten(1)
+        if own[0].squares is not None:
+            squares = torch.stack([m.squares for m in own if m.squares is not None])
+            roots = squares.to(inward.dtype).sqrt_().add_(own[0].eps + TINY).flatten(1)
+            along, step = inward * roots, step / roots
+        stacks.append(stack)
+        alongs.append(along.view_as(stack))
+        products.append(torch.bmm(inward[:, None], step[..., None])[:, 0, 0])
+        sizes.append(torch.linalg.vector_norm(inward, dim=1))
+    length = torch.cat(sizes).clamp_min(TINY)
+    shares = (torch.cat(products) / length / length).neg_().relu_()
+    parts = shares.split([len(own) for own in momenta])
+    return [
+        buffer.to(momentum.buffer.dtype)
+        for own, stack, along, part in zip(momenta, stacks, alongs, parts, strict=True)
+        for momentum, buffer in zip(
+            own, torch.addcmul(stack, part.view(-1, *[1] * (stack.ndim - 1)), along), strict=True
+        )
+    ]
 
 
 def momentum_of(optimizer: Optimizer, parameter: Tensor) -> Momentum | None:
@@ -54,17 +97,17 @@ def has_unknown_momentum(optimizer: Optimizer) -> bool:
 def _plain(state: Mapping[str, Any], group: Mapping[str, Any]) -> Momentum | None:
     """The weight moves by `-lr * buffer`."""
     buffer = state.get("momentum_buffer")
-    return Momentum(buffer, None) if isinstance(buffer, Tensor) else None
+    return Momentum(buffer) if isinstance(buffer, Tensor) else None
 
 
 def _adam(state: Mapping[str, Any], group: Mapping[str, Any]) -> Momentum:
-    """The weight moves by `-lr * exp_avg / (sqrt(exp_avg_sq / correction) + eps)`."""
+    """The weight moves by `-lr * exp_avg / (sqrt(exp_avg_sq / correction) + eps)`.
+
+    The correction, which depends on the number of the step alone, is left out: it multiplies all
+    of the metric but for `eps`.
+    """
     squares = state["max_exp_avg_sq"] if group.get("amsgrad") else state["exp_avg_sq"]
-    correction = 1 - float(group["betas"][1]) ** float(state["step"])
-    root = (squares / max(correction, 1e-12)).sqrt_()
-    # Entries that have never had a gradient would weigh infinitely much.
-    floor = max(float(group["eps"]), float(torch.finfo(root.dtype).tiny))
-    return Momentum(state["exp_avg"], root.add_(floor).reciprocal_())
+    return Momentum(state["exp_avg"], squares, float(group["eps"]))
 
 
 _Reader: TypeAlias = Callable[[Mapping[str, Any], Mapping[str, Any]], Momentum | None]

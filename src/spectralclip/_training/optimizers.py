@@ -99,6 +99,11 @@ class Optimizers:
         for optimizer in self._all():
             optimizer.state.pop(parameter, None)
 
+    @property
+    def infer_curvature(self) -> bool:
+        """Whether one of them is LBFGS, which has to `restart` after others moved the weights."""
+        return any(type(optimizer) is LBFGS for optimizer in self._all())
+
     def restart(self) -> None:
         """Have LBFGS begin anew after weights were moved from outside.
 

@@ -13,9 +13,9 @@ from spectralclip._models import FoundLayer, local, reshard_, stand_in
 from spectralclip._training.distributed.consensus import Assignment, Report
 from spectralclip._training.distributed.layout import Layout, layout_of
 from spectralclip._training.distributed.process_group import ProcessGroup, portable
-from spectralclip._training.distributed.sharing import Projection, Sharing, weights_of
+from spectralclip._training.distributed.sharing import Moved, Sharing, weights_of
 from spectralclip._training.distributed.statistics import Statistics
-from spectralclip._training.momentum import Momentum
+from spectralclip._training.momentum import Momentum, without_outward
 from spectralclip._training.optimizers import Optimizers
 
 _FLAGS = ("requires_grad flags", "Freeze and unfreeze layers on every rank alike.")
@@ -44,7 +44,7 @@ class Sharded(Sharing):
         self._statistics = Statistics(group, layers.values())
         # Later, the modules may have weights that a forward pass has gathered.
         self._weights = {name: weights_of(layer) for name, layer in layers.items()}
-        self._projections: dict[int, list[Projection]] = {}
+        self._directions: dict[int, list[Tensor]] = {}
         owned = [n for n, owner in enumerate(self._assignment.owners) if owner == group.rank]
         self._wholes = {n: _whole(self._assignment.parameters[n]) for n in owned}
         self._numbers = {id(whole): n for n, whole in self._wholes.items()}
@@ -63,9 +63,11 @@ class Sharded(Sharing):
     def weights(self) -> Mapping[str, Sequence[Tensor]]:
         return self._weights
 
-    def project_momentum(self, parameter: Tensor, project: Projection) -> None:
+    def project_momenta(self, moved: Sequence[Moved]) -> None:
         """Note the change: it is done after the work, when the momentum has been gathered."""
-        self._projections.setdefault(self._numbers[id(parameter)], []).append(project)
+        for parameters, directions in moved:
+            for parameter, direction in zip(parameters, directions, strict=True):
+                self._directions.setdefault(self._numbers[id(parameter)], []).append(direction)
 
     def carry_out(
         self, work: Callable[[], dict[str, Any]], label: str = "a step"
@@ -82,7 +84,7 @@ class Sharded(Sharing):
         with self._statistics.synchronized():
             report = assignment.attempt(work, label)
         report.changed = {n for n, v in versions.items() if self._wholes[n]._version != v}
-        report.projected = dict.fromkeys(self._projections, 1)
+        report.projected = dict.fromkeys(self._directions, 1)
         together = assignment.reach_consensus(report)
         self._hand_out(sorted(together.changed), sorted(together.projected))
         if together.error is not None:
@@ -115,21 +117,19 @@ class Sharded(Sharing):
             if momentum is None:
                 continue
             if assignment.owners[n] == rank:
-                wholes[n] = Momentum(
-                    _like(momentum.buffer),
-                    None if momentum.metric is None else _like(momentum.metric),
-                )
+                squares = None if momentum.squares is None else _like(momentum.squares)
+                wholes[n] = Momentum(_like(momentum.buffer), squares, momentum.eps)
             whole = wholes.get(n)
             there.to_owner(n, momentum.buffer, whole and whole.buffer)
-            if momentum.metric is not None:
-                there.to_owner(n, momentum.metric, whole and whole.metric)
+            if momentum.squares is not None:
+                there.to_owner(n, momentum.squares, whole and whole.squares)
             back.from_owner(n, momentum.buffer, whole and whole.buffer)
         there.send()
-        projections, self._projections = self._projections, {}
+        directions, self._directions = self._directions, {}
         try:
             for n, momentum in wholes.items():
-                for project in projections[n]:
-                    project(momentum)
+                for direction in directions[n]:
+                    momentum.buffer.copy_(without_outward([[momentum]], [direction[None]])[0])
         finally:
             back.send()
 

@@ -6,13 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
+import torch
 from torch import Tensor
 
 from spectralclip._models import FoundLayer
-from spectralclip._training.momentum import Momentum
+from spectralclip._training.momentum import without_outward
 from spectralclip._training.optimizers import Optimizers
 
-Projection: TypeAlias = Callable[[Momentum], None]
+Moved: TypeAlias = tuple[Sequence[Tensor], Tensor]
 
 
 class Sharing(ABC):
@@ -20,9 +21,11 @@ class Sharing(ABC):
 
     Attributes:
         optimizers: What moves the weights.
+        is_alone: Whether there are no other processes to tell what has changed.
     """
 
     optimizers: Optimizers
+    is_alone = False
 
     @abstractmethod
     def mine(self) -> Mapping[str, FoundLayer]:
@@ -50,13 +53,12 @@ class Sharing(ABC):
         return [name for name, weights in self.weights().items() if _one_moves(weights, held)]
 
     @abstractmethod
-    def project_momentum(self, parameter: Tensor, project: Projection) -> None:
-        """Change what the optimizer remembers of a parameter of one of `mine`, now or later.
+    def project_momenta(self, moved: Sequence[Moved]) -> None:
+        """Take out of what the optimizer remembers what pushes weights back out, now or later.
 
         Args:
-            parameter: The parameter.
-            project: Called with its momentum: a `buffer`, to be changed in place, and the `metric`
-                that its entries are multiplied with in a step, or None.
+            moved: Equally shaped parameters of `mine`, and along what they have been moved inward,
+                one behind another.
         """
 
     @abstractmethod
@@ -82,6 +84,8 @@ class Sharing(ABC):
 class Alone(Sharing):
     """One process, which does everything."""
 
+    is_alone = True
+
     def __init__(self, layers: Mapping[str, FoundLayer], optimizers: Optimizers) -> None:
         self._layers, self.optimizers = dict(layers), optimizers
 
@@ -91,11 +95,9 @@ class Alone(Sharing):
     def weights(self) -> Mapping[str, Sequence[Tensor]]:
         return {name: weights_of(layer) for name, layer in self._layers.items()}
 
-    def project_momentum(self, parameter: Tensor, project: Projection) -> None:
+    def project_momenta(self, moved: Sequence[Moved]) -> None:
         """Change what the optimizer remembers, now."""
-        momentum = self.optimizers.momentum_of(parameter)
-        if momentum is not None:
-            project(momentum)
+        project_momenta_(self.optimizers, moved)
 
     def carry_out(
         self, work: Callable[[], dict[str, Any]], label: str = "a step"
@@ -105,6 +107,22 @@ class Alone(Sharing):
 
     def merged(self, by_layer: dict[str, Any]) -> dict[str, Any]:
         return by_layer
+
+
+def project_momenta_(optimizers: Optimizers, moved: Sequence[Moved]) -> list[Tensor]:
+    """Project the momentum of each parameter that has one; those parameters."""
+    momenta, directions, changed = [], [], []
+    for parameters, direction in moved:
+        found = [(n, m) for n, p in enumerate(parameters) if (m := optimizers.momentum_of(p))]
+        if found:
+            whole = len(found) == len(parameters)
+            directions.append(direction if whole else direction[[n for n, _ in found]])
+            momenta.append([momentum for _, momentum in found])
+            changed += [parameters[n] for n, _ in found]
+    if momenta:
+        buffers = [momentum.buffer for own in momenta for momentum in own]
+        torch._foreach_copy_(buffers, without_outward(momenta, directions))
+    return changed
 
 
 def weights_of(layer: FoundLayer) -> list[Tensor]:

@@ -18,9 +18,10 @@ from spectralclip._training.distributed.process_group import ProcessGroup, finge
 from spectralclip._training.distributed.sharded import Sharded
 from spectralclip._training.distributed.sharing import (
     Alone,
-    Projection,
+    Moved,
     Sharing,
     are_moved,
+    project_momenta_,
     weights_of,
 )
 from spectralclip._training.distributed.statistics import Statistics
@@ -108,14 +109,11 @@ class Replicated(Sharing):
     def weights(self) -> Mapping[str, Sequence[Tensor]]:
         return {name: weights_of(layer) for name, layer in self._assignment.layers.items()}
 
-    def project_momentum(self, parameter: Tensor, project: Projection) -> None:
+    def project_momenta(self, moved: Sequence[Moved]) -> None:
         """Change what the optimizer remembers here; the others hear of it after the work."""
-        momentum = self.optimizers.momentum_of(parameter)
-        if momentum is None:
-            return
-        version = momentum.buffer._version
-        project(momentum)
-        if momentum.buffer._version != version:
+        for parameter in project_momenta_(self.optimizers, moved):
+            momentum = self.optimizers.momentum_of(parameter)
+            assert momentum is not None
             # The others may have no buffer to tell its size from.
             self._projected[self._numbers[id(parameter)]] = momentum.buffer.element_size()
 

@@ -1,1 +1,1 @@
-"""How constrained layers are followed and moved after each step."""
+"""The clipping step: groups of equally shaped layers, moved on their device without a read."""

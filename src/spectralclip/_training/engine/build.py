@@ -3,148 +3,215 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from spectralclip._bounds import embedding_sides
+from spectralclip._clipping import moving_names
+from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
-from spectralclip._operators import TRANSPOSED, ConvMap, as_operator
+from spectralclip._operators import TRANSPOSED, AffineFunction, ConvMap, as_operator, operator_at
 from spectralclip._training.engine.constrained_layer import BatchNorm, ConstrainedLayer
-from spectralclip._training.engine.constraints import (
-    ClampConstraint,
-    FourierConstraint,
-    LayerConstraint,
-    VectorConstraint,
-)
-from spectralclip._training.engine.cut_step import MomentumProjection
-from spectralclip._training.engine.dense import ExactConstraint
-from spectralclip._training.engine.fourier_modes import ModeGroup
-from spectralclip._training.engine.full_vectors import VectorProjector
-from spectralclip._training.engine.mode_tracker import Frequencies, Taps
-from spectralclip._training.engine.norm_check import NormCheck
-from spectralclip._training.engine.tuning import LAYER, MODES
+from spectralclip._training.engine.factors import Factors
+from spectralclip._training.engine.frequencies import Frequencies, Taps
+from spectralclip._training.engine.group import Group
+from spectralclip._training.engine.matrices import Matrices
+from spectralclip._training.engine.modes import Modes, modes_key
+from spectralclip._training.engine.stage import Stage
+from spectralclip._training.engine.vectors import Vectors, reduced
 from spectralclip._training.method import seeded
 
-Places: TypeAlias = tuple[Taps, Frequencies, int]
+WIDER = 4  # as many full vectors as at a frequency: reflect and replicate reached 1.07 with 2
 
 
-def layer_constraints(
-    layers: Mapping[str, FoundLayer], project_momentum: MomentumProjection, seed: int
-) -> list[LayerConstraint]:
-    """What holds each of the layers within its bound.
+@final
+@dataclass(frozen=True)
+class Member:
+    """A layer in one of the ways in which it is followed.
+
+    Attributes:
+        name: Of the layer.
+        key: What members must have in common to be one group.
+        moving: The parameters that move.
+        part: What a group is made of.
+        make: Makes a group of such parts, by name.
+    """
+
+    name: str
+    key: Any
+    moving: tuple[Tensor, ...]
+    part: Any
+    make: Callable[[Mapping[str, Any]], Group]
+
+
+def stages_of(
+    layers: Mapping[str, FoundLayer], headroom: float, vectors: int, seed: int
+) -> list[Stage]:
+    """What holds the layers within their bounds: stages of groups, to be run one after another.
+
+    A weight is in one group of a stage at most: what it is followed by in another way, or in
+    another layer that shares it, comes later.
 
     Args:
         layers: With plain weights.
-        project_momentum: Called with each parameter that was clipped.
+        headroom: By which share a target is below its bound, at least.
+        vectors: At each frequency, or of a layer that is followed by full vectors.
         seed: For the random vectors.
     """
-    made: list[LayerConstraint] = []
-    together: dict[Any, list[ConstrainedLayer]] = {}
-    taken: set[int] = set()
+    stages: list[dict[Any, list[Member]]] = []
+    taken: list[set[int]] = []
     for name, found in layers.items():
-        origin = f"{seed}, {name}"
-        layer = ConstrainedLayer.of(found)
-        if isinstance(found.modules[0], BatchNorm) and len(found.modules) == 1:
-            made.append(ClampConstraint(name, found.modules[0]))
-        elif layer is not None and _is_matrix(layer):
-            made.append(ExactConstraint(layer, project_momentum, origin))
-        elif layer is not None and (key := _shape_key(layer)) is not None:
-            # A weight that two layers share must not be there twice.
-            is_shared = id(layer.weight) in taken
-            taken.add(id(layer.weight))
-            alone = name if is_shared or layer.weight.numel() > LAYER.stacked else ""
-            together.setdefault((alone, key), []).append(layer)
-        else:
-            made.append(_by_vectors(found, layer, project_momentum, origin))
-    groups = together.values()
-    return made + [_by_modes(group, layers, project_momentum, seed) for group in groups]
+        for member in _members(name, found, vectors, seed):
+            own = {id(parameter) for parameter in member.moving}
+            at = max((n + 1 for n, ids in enumerate(taken) if ids & own), default=0)
+            if at == len(stages):
+                stages.append({})
+                taken.append(set())
+            stages[at].setdefault(member.key, []).append(member)
+            taken[at] |= own
+    return [
+        Stage([own[0].make({m.name: m.part for m in own}) for own in groups.values()], headroom)
+        for groups in stages
+    ]
+
+
+def _members(name: str, found: FoundLayer, vectors: int, seed: int) -> list[Member]:
+    """The ways in which a layer is followed, in their order."""
+    origin = f"{seed}, {name}"
+    layer = ConstrainedLayer.of(found, origin)
+    first = found.modules[0]
+    if isinstance(first, BatchNorm) and len(found.modules) == 1:
+        weight = first._parameters["weight"]
+        assert weight is not None
+        key = (Factors, weight.shape, weight.dtype, weight.device, first.eps)
+        return [Member(name, key, (weight,), first, Factors)]
+    conv = None if layer is None else as_operator(layer.module, layer.in_shapes[0]).convolution
+    if layer is None or (conv is None and not isinstance(layer.module, nn.Linear)):
+        return _by_vectors(name, found, layer, vectors, origin)
+    is_dense = conv is None or conv.has_separate_windows
+    if is_dense and layer.norm is None:
+        return [_matrix(name, layer)]
+    modes = _by_modes(name, layer, conv, vectors)
+    if conv is None or _is_on_modes(conv):
+        return [modes]
+    # Inside an image any convolution acts on Fourier modes: these go first, so that full vectors
+    # have to deal with the borders only.
+    others = _by_vectors(name, found, layer, vectors, origin)
+    return others if isinstance(layer.module, TRANSPOSED) else [modes, *others]
+
+
+def _is_on_modes(conv: ConvMap) -> bool:
+    """Whether Fourier modes are all there is to know of a convolution."""
+    geometry = conv.geometry
+    uneven = any(n % s for n, s in zip(conv.source.shape[1:], geometry.stride, strict=True))
+    # The windows do not close around a torus that is no multiple of the stride.
+    return geometry.mode == "zeros" or (geometry.mode == "circular" and not uneven)
+
+
+def _matrix(name: str, layer: ConstrainedLayer) -> Member:
+    key = (Matrices, *_kind(layer))
+
+    def make(layers: Mapping[str, ConstrainedLayer]) -> Group:
+        return Matrices(list(layers.values()), [seeded(one.origin) for one in layers.values()])
+
+    return Member(name, key, (layer.weight,), layer, make)
+
+
+def _by_modes(name: str, layer: ConstrainedLayer, conv: ConvMap | None, vectors: int) -> Member:
+    places = _places(layer, conv)
+    key = (Modes, *_kind(layer), modes_key(*places))
+
+    def make(layers: Mapping[str, ConstrainedLayer]) -> Group:
+        own = list(layers.values())
+        return Modes(own, *places, vectors, [seeded(one.origin) for one in own])
+
+    return Member(name, key, (layer.moving,), layer, make)
 
 
 def _by_vectors(
-    found: FoundLayer,
-    layer: ConstrainedLayer | None,
-    project_momentum: MomentumProjection,
-    origin: str,
-) -> LayerConstraint:
-    projectors = [
-        VectorProjector(found.modules, layer, shape, project_momentum, seeded(f"{origin}, {shape}"))
-        for shape in found.in_shapes
-    ]
-    check = NormCheck(found.modules, found.in_shapes, origin)
-    conv = None if layer is None else _conv(layer)
-    if layer is None or conv is None or isinstance(layer.module, TRANSPOSED):
-        return VectorConstraint(found.name, projectors, check, None, 1)
-    taps, frequencies, width = _places(layer)
-    modes = ModeGroup([layer], taps, frequencies, project_momentum, [seeded(origin)], width)
-    application = math.prod(conv.target.shape[1:]) * layer.weight.numel()
-    return VectorConstraint(found.name, projectors, check, modes, application)
+    name: str, found: FoundLayer, layer: ConstrainedLayer | None, vectors: int, origin: str
+) -> list[Member]:
+    made = []
+    for shape in found.in_shapes:
+        is_conv = layer is not None and not isinstance(layer.module, nn.Linear)
+        smaller = reduced(layer.module, shape) if layer is not None and is_conv else shape
+        function = AffineFunction(list(found.modules), smaller)
+        moving = _moving(function, layer)
+        degree = _degree(function, moving)
+        stages = tuple((stage.name, _text(stage.layer)) for stage in function.stages)
+        shapes = tuple((n, v.shape, v.dtype) for n, v in function.values.items())
+        # Modules of one's own may differ in what does not show: each is a group of its own.
+        alone = name if layer is None else ""
+        key = (Vectors, alone, smaller, stages, shapes, tuple(moving), function.device)
+        parameters = tuple(function.parameters[own] for own in moving)
+        part = (function, moving, degree, f"{origin}, {shape}")
+        made.append(Member(name, key, parameters, part, _vectors_maker(vectors)))
+    return made
 
 
-def _by_modes(
-    layers: list[ConstrainedLayer],
-    found: Mapping[str, FoundLayer],
-    project_momentum: MomentumProjection,
-    seed: int,
-) -> LayerConstraint:
-    taps, frequencies, width = _places(layers[0])
-    generators = [seeded(f"{seed}, {layer.name}") for layer in layers]
-    group = ModeGroup(layers, taps, frequencies, project_momentum, generators, width)
-    checks = {
-        layer.name: NormCheck(found[layer.name].modules, layer.in_shapes, f"{seed}, {layer.name}")
-        for layer in layers
-    }
-    return FourierConstraint(group, checks, _conv(layers[0]))
+def _vectors_maker(vectors: int) -> Callable[[Mapping[str, Any]], Group]:
+    def make(parts: Mapping[str, Any]) -> Group:
+        functions, moving, degrees, origins = zip(*parts.values(), strict=True)
+        generators = [seeded(origin) for origin in origins]
+        return Vectors(list(parts), functions, moving[0], degrees[0], WIDER * vectors, generators)
+
+    return make
 
 
-def _is_matrix(layer: ConstrainedLayer) -> bool:
-    """Whether the singular values can be set one by one, and are few enough for that."""
-    if layer.norm is not None:
-        return False
-    conv = _conv(layer)
-    if not isinstance(layer.module, nn.Linear) and (conv is None or not conv.has_separate_windows):
-        return False
-    kernels = layer.kernels()
-    return min(kernels.shape[1], kernels.shape[2] * kernels.shape[3]) <= LAYER.decomposed
+def _moving(function: AffineFunction, layer: ConstrainedLayer | None) -> list[str]:
+    if layer is None:
+        return moving_names(operator_at(function), "first", in_training=True)
+    return [name for name, own in function.parameters.items() if own is layer.moving]
 
 
-def _shape_key(layer: ConstrainedLayer) -> Any:
-    """What layers must have in common to be followed together; None if not by Fourier modes."""
-    module, weight = layer.module, layer.weight
-    kind: Any = (tuple(weight.shape), weight.dtype, weight.device, layer.norm is None)
-    if isinstance(module, nn.Linear):
-        return kind
-    conv = _conv(layer)
-    if conv is None or conv.geometry.mode not in ("zeros", "circular"):
-        return None
-    geometry = conv.geometry
-    uneven = any(n % s for n, s in zip(conv.source.shape[1:], geometry.stride, strict=True))
-    if geometry.mode == "circular" and uneven:
-        return None  # the windows do not close around such a torus
-    return (*kind, type(module), geometry, layer.in_shapes, layer.gamma is None)
+def _degree(function: AffineFunction, moving: list[str]) -> float:
+    """By which power the layer grows if what moves is multiplied."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    x = torch.randn(1, *function.in_shape, generator=generator, device="cpu")
+    x = x.to(function.device, function.dtype)
+    doubled = {name: 2 * function.values[name] for name in moving}
+    with torch.no_grad():
+        before, after = (function.linear_part(x, own).norm() for own in (None, doubled))
+    ratio = float(after / before)
+    return math.log2(ratio) if 1.1 < ratio < math.inf else 1.0
 
 
-def _places(layer: ConstrainedLayer) -> Places:
-    """Where the modes of a layer are: the grid of its own torus where that is small."""
-    conv = _conv(layer)
+def _kind(layer: ConstrainedLayer) -> tuple[Any, ...]:
+    """What must be equal of all layers of a group."""
+    weight, norm = layer.weight, layer.norm
+    eps = None if norm is None else norm.eps
+    has_factor = norm is not None and norm._parameters.get("weight") is not None
+    return (
+        weight.shape,
+        weight.dtype,
+        weight.device,
+        layer.groups,
+        eps,
+        has_factor,
+        layer.gamma is None,
+    )
+
+
+def _places(layer: ConstrainedLayer, conv: ConvMap | None) -> tuple[Taps, Frequencies]:
+    """Where the modes of a layer are: on the grid of its own torus where that is small."""
     if conv is None:
-        return Taps.of((1,), (1,), (1,)), Frequencies.on_grid((1,)), LAYER.wide
+        taps = Taps.of((1,), (1,), (1,))
+        return taps, Frequencies.on_grid((1,))
     geometry = conv.geometry
     taps = Taps.of(tuple(conv.weight.shape[2:]), geometry.stride, geometry.dilation)
-    if taps.do_not_overlap:
-        return taps, Frequencies.on_grid((1,) * len(geometry.stride)), LAYER.wide
     everywhere = Frequencies.everywhere(taps)
-    if len(layer.in_shapes) > 1:
-        return taps, everywhere, MODES.width
-    circular = geometry.mode == "circular"
-    sides = tuple(conv.source.shape[1:]) if circular else embedding_sides(conv)
-    grid = Frequencies.on_grid(
-        tuple(side // step for side, step in zip(sides, geometry.stride, strict=True))
-    )
-    return taps, min(grid, everywhere, key=lambda places: len(places.centers)), MODES.width
+    if len(layer.in_shapes) > 1 or not _is_on_modes(conv):
+        return taps, everywhere
+    sides: Shape = embedding_sides(conv)
+    if geometry.mode == "circular":
+        sides = tuple(conv.source.shape[1:])
+    sizes = tuple(side // step for side, step in zip(sides, geometry.stride, strict=True))
+    return taps, min(Frequencies.on_grid(sizes), everywhere, key=lambda one: len(one.centers))
 
 
-def _conv(layer: ConstrainedLayer) -> ConvMap | None:
-    """The convolution that a layer is or is the transpose of, at its first input shape."""
-    return as_operator(layer.module, layer.in_shapes[0]).convolution
+def _text(value: Any) -> str:
+    return repr(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
-from spectralclip._operators import CONVS, HALF_PRECISION, TRANSPOSED, batch_norm_scale, is_plain
-from spectralclip._training.engine.tuning import LAYER
+from spectralclip._operators import CONVS, TRANSPOSED, is_plain
+from spectralclip._training.engine.group import stacked
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
@@ -27,15 +27,17 @@ class ConstrainedLayer:
         module: The dense layer or convolution.
         norm: The batch norm, if the two count as one layer.
         in_shapes: The shapes of its inputs.
+        origin: Where its random numbers come from.
     """
 
     name: str
     module: nn.Module
     norm: BatchNorm | None
     in_shapes: tuple[Shape, ...]
+    origin: str = ""
 
     @staticmethod
-    def of(layer: FoundLayer) -> ConstrainedLayer | None:
+    def of(layer: FoundLayer, origin: str = "") -> ConstrainedLayer | None:
         """The layer in this form; None if it has another one."""
         module, *following = layer.modules
         if not is_plain(module, nn.Linear, *CONVS, *TRANSPOSED) or len(following) > 1:
@@ -48,7 +50,7 @@ class ConstrainedLayer:
             if not plain or isinstance(module, TRANSPOSED):
                 return None
             assert isinstance(norm, BatchNorm)
-        return ConstrainedLayer(layer.name, module, norm, layer.in_shapes)
+        return ConstrainedLayer(layer.name, module, norm, layer.in_shapes, origin)
 
     @property
     def weight(self) -> Tensor:
@@ -73,47 +75,14 @@ class ConstrainedLayer:
         """How many independent kernels the weight holds: the map is block diagonal."""
         return int(getattr(self.module, "groups", 1))
 
-    def kernels(self) -> Tensor:
-        """The weight as `(groups, rows, columns, taps)` in the precision of computation.
 
-        A view of the weight where that is possible.
-        """
-        weight = self.weight.detach()
-        taps = weight[0, 0].numel() if weight.ndim > 2 else 1
-        shaped = weight.reshape(self.groups, weight.shape[0] // self.groups, weight.shape[1], taps)
-        return shaped.float() if weight.dtype in HALF_PRECISION else shaped
-
-    @torch.no_grad()
-    def write(self, kernels: Tensor) -> None:
-        """Store kernels of that shape; nothing to copy where they are a view of the weight."""
-        weight = self.weight
-        if kernels.data_ptr() == weight.data_ptr() and kernels.dtype == weight.dtype:
-            torch.autograd.graph.increment_version(weight)
-            return
-        weight.copy_(kernels.reshape(weight.shape))
-
-    def peak(self) -> float:
-        """The largest entry of the kernels as they act, a lower bound on the norm; or NaN."""
-        rows, kernels = self.rows(), self.kernels()
-        if rows is not None:
-            kernels = kernels * rows.reshape(kernels.shape[0], -1, 1, 1)
-        return float(kernels.abs().amax())
-
-    @torch.no_grad()
-    def tame_(self, bound: float) -> None:
-        """Scale down what is so large that it cannot be projected, or not even squared."""
-        peak = self.peak()
-        if LAYER.spike * bound < peak < math.inf:
-            self.moving.mul_(bound / peak)
-
-    def rows(self) -> Tensor | None:
-        """What the batch norm multiplies each output channel with, in evaluation."""
-        norm = self.norm
-        if norm is None:
-            return None
-        assert norm.running_var is not None
-        precise = norm.running_var.detach()
-        precise = precise.float() if precise.dtype in HALF_PRECISION else precise
-        gamma = norm._parameters.get("weight")
-        factor = None if gamma is None else gamma.detach().to(precise.dtype)
-        return batch_norm_scale(precise, norm.eps, factor)
+def stacked_scales(layers: Sequence[ConstrainedLayer]) -> Tensor | None:
+    """What batch norms multiply each output channel with, in evaluation; None without them."""
+    norms = [layer.norm for layer in layers if layer.norm is not None]
+    if not norms:
+        return None
+    variances = stacked([norm.running_var for norm in norms if norm.running_var is not None])
+    scales = torch.rsqrt(variances + norms[0].eps)
+    weights = [norm._parameters.get("weight") for norm in norms]
+    factors = [weight for weight in weights if weight is not None]
+    return scales * stacked(factors) if factors else scales

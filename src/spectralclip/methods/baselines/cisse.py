@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from spectralclip._common import Shape
 from spectralclip._linalg import largest_singular_value
-from spectralclip._operators import CONVS
-from spectralclip._training import ConstrainedLayer, MethodState, Promise, Sharing, saved_vectors
+from spectralclip._operators import CONVS, HALF_PRECISION
+from spectralclip._training import MethodState, Promise, Sharing, saved_vectors
 from spectralclip.methods._domain import (
     DENSE,
     DomainMethod,
@@ -104,8 +104,16 @@ class Cisse(DomainMethod):
     @classmethod
     def norm_of(cls, module: Any, in_shape: Shape, generator: Source, **settings: Any) -> float:
         """The paper's bound `sqrt(t) ||W||`: from above, for the paddings of the promise."""
-        kernels = ConstrainedLayer("", sole_module(module), None, ()).kernels()
+        kernels = _kernels(sole_module(module))
         return math.sqrt(kernels.shape[-1]) * largest_singular_value(kernels.flatten(2))
+
+
+def _kernels(module: Any) -> Tensor:
+    """The weight as `(groups, rows, columns, taps)` in the precision of computation."""
+    weight: Tensor = module.weight.detach()
+    groups = int(getattr(module, "groups", 1))
+    shaped = weight.reshape(groups, weight.shape[0] // groups, weight.shape[1], -1)
+    return shaped.float() if weight.dtype in HALF_PRECISION else shaped
 
 
 def retracted(rows: Tensor, beta: float, scale: float = 1.0) -> Tensor:
@@ -121,17 +129,14 @@ class _Retraction(MethodState):
 
     def __init__(self, method: Cisse, sharing: Sharing, seed: int) -> None:
         super().__init__(method, sharing, seed)
-        self._kernels = {
-            name: ConstrainedLayer(name, layer.modules[0], None, ())
-            for name, layer in self.layers.items()
-        }
         self._vectors: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
         beta = self.method.beta
         for name, bound in bounds.items():
-            kernels = self._kernels[name].kernels()
+            module: Any = self.layers[name].modules[0]
+            kernels = _kernels(module)
             rows, taps = kernels.flatten(2), kernels.shape[-1]
             source = self.generator(name, step)
             order = torch.randperm(rows.shape[1], generator=source, device="cpu")
@@ -143,7 +148,7 @@ class _Retraction(MethodState):
             norm = math.nan
             if bool(torch.isfinite(rows).all()) and float(new.norm()) <= limit < math.inf:
                 rows = rows.index_copy(1, chosen, new)
-                self._kernels[name].write(rows.reshape(kernels.shape))
+                module.weight.copy_(rows.reshape(module.weight.shape))
                 norm = math.sqrt(taps) * self._followed(name, rows)
             self.record(name, norm, _TROUBLE)
 
@@ -162,7 +167,11 @@ class _Retraction(MethodState):
         return {name: vector.clone() for name, vector in self._vectors.items()}
 
     def load_layer_states(self, states: Mapping[str, Any]) -> None:
-        rows = {n: x.kernels().flatten(2) for n, x in self._kernels.items() if n in states}
+        rows = {
+            n: _kernels(layer.modules[0]).flatten(2)
+            for n, layer in self.layers.items()
+            if n in states
+        }
         self._vectors |= {
             n: saved_vectors(states[n], (x.shape[-1], 1)).to(x, copy=True) for n, x in rows.items()
         }

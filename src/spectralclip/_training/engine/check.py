@@ -1,0 +1,85 @@
+"""A layer's norm itself, measured by the host now and then, to see how good its estimate is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import final
+
+from spectralclip._linalg import LanczosRun
+from spectralclip._models import FoundLayer
+from spectralclip._operators import AffineFunction
+from spectralclip._spectrum import random_rows
+from spectralclip._training.live import NonFiniteLayer, live_operator
+from spectralclip._training.method import seeded
+
+# Lanczos steps. From random starts, over eleven layers of all paddings with 12 seeds, values were
+# too low by at most 3.9 % after 12 steps, 0.7 % after 16, 0.5 % after 20.
+STEPS = 24
+FIRST = 8  # steps of the optimizer before the first check; from one to the next twice as many
+
+
+@final
+class Checks:
+    """Which layers are to be checked, in turns, and their norms.
+
+    Attributes:
+        norms: By layer, the step of the last check and what it found.
+        ratios: That over the estimate at the time. Fourier modes show a norm on an endless image,
+            which on a small one may be less.
+    """
+
+    def __init__(self, layers: Mapping[str, FoundLayer], every: int, seed: int) -> None:
+        self._layers, self._every, self._seed = dict(layers), every, seed
+        self._functions: dict[str, list[AffineFunction]] = {}
+        self._gaps = {name: min(FIRST, every) for name in layers}
+        self._next = {name: self._gaps[name] + n % max(1, FIRST) for n, name in enumerate(layers)}
+        self.norms: dict[str, tuple[int, float]] = {}
+        self.ratios: dict[str, float] = {}
+
+    def due(self, step: int) -> list[str]:
+        """The layers whose turn it is after a step."""
+        return [name for name, at in self._next.items() if self._every and step >= at]
+
+    def measure(self, name: str, step: int) -> float:
+        """A layer's norm, by Lanczos from a random vector; NaN for weights that are not finite."""
+        self._gaps[name] = min(2 * self._gaps[name], self._every)
+        self._next[name] = step + self._gaps[name]
+        if name not in self._functions:
+            layer = self._layers[name]
+            shapes = layer.in_shapes
+            self._functions[name] = [AffineFunction(layer.modules, shape) for shape in shapes]
+        try:
+            found = [self._norm(function, f"{name}, {step}") for function in self._functions[name]]
+        except (NonFiniteLayer, OverflowError):
+            found = [math.nan]
+        norm = math.nan if any(map(math.isnan, found)) else max(found)
+        self.norms[name] = (step, norm)
+        return norm
+
+    def compare(self, name: str, estimate: float) -> None:
+        """Take note of the estimate that there was at the last check."""
+        ratio = self.norms[name][1] / estimate if estimate else 1.0
+        self.ratios[name] = ratio if math.isfinite(ratio) else 1.0
+
+    def _norm(self, function: AffineFunction, origin: str) -> float:
+        op = live_operator(function)
+        run = LanczosRun(op.gram_rows, random_rows(op, 1, seeded(f"{self._seed}, {origin}")))
+        while run.step() and run.steps < min(STEPS, op.shape[1]):
+            pass
+        if not math.isfinite(run.alphas[-1]):
+            return math.nan
+        return math.sqrt(max(float(run.ritz()[0][0]), 0.0))
+
+    def state(self, name: str) -> list[float]:
+        """What is remembered of a layer."""
+        at, norm = self.norms.get(name, (0, 0.0))
+        return [self._gaps[name], self._next[name], at, norm, self.ratios.get(name, 1.0)]
+
+    def load_state(self, name: str, state: list[float]) -> None:
+        """Go on from there."""
+        gap, following, at, norm, self.ratios[name] = state
+        self._gaps[name], self._next[name] = int(gap), int(following)
+        self.norms.pop(name, None)
+        if at:
+            self.norms[name] = (int(at), float(norm))
