@@ -22,9 +22,6 @@ ROUNDS = 5  # of cuts where a bound is new or much lower than it was
 MOST = 1e30  # the largest bound
 NEAR = 0.98  # share of a bound above which a lower one is reached in one step
 MOST_GRAPHS = 256
-_GRAPHS = (
-    "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
-)
 MOST_LAG = 1.1  # a norm over its estimate, that a target makes up for
 
 
@@ -163,7 +160,11 @@ class Engine:
         )
         if self._is_compiled:
             # Each stage is another graph of the same code, of which torch keeps few.
-            stack.enter_context(torch._dynamo.config.patch({_GRAPHS: MOST_GRAPHS}))
+            from torch._dynamo import config
+
+            known = hasattr(config, "recompile_limit")
+            limit = "recompile_limit" if known else "cache_size_limit"
+            stack.enter_context(config.patch({limit: MOST_GRAPHS}))
         return stack
 
 
