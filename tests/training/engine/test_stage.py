@@ -110,8 +110,8 @@ clone constant_pad_nd convolution convolution_backward copy_ cos detach diagonal
 full_like gather gt isfinite lerp linalg_cholesky_ex linalg_solve_triangular linalg_vector_norm
 logical_and lt maximum minimum mm mul mul_ ne neg neg_ new_empty new_zeros ones_like permute pow
 reciprocal reflection_pad2d reflection_pad2d_backward relu relu_ replication_pad2d
-replication_pad2d_backward rsqrt rsub scalar_tensor select select_backward slice slice_backward split
-split_with_sizes sqrt stack sub sum t topk transpose unbind unsqueeze view where zeros_like
+replication_pad2d_backward rsqrt rsub scalar_tensor select select_backward slice slice_backward
+split split_with_sizes sqrt stack sub sum t topk transpose unbind unsqueeze view where zeros_like
 _unsafe_view
 """.split()  # noqa: SIM905
 )
