@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from spectralclip._bounds import embedding_sides
 from spectralclip._clipping import moving_names
 from spectralclip._common import Shape
+from spectralclip._linalg import has_float64
 from spectralclip._models import FoundLayer
 from spectralclip._operators import TRANSPOSED, AffineFunction, ConvMap, as_operator, operator_at
 from spectralclip._training.engine.constrained_layer import BatchNorm, ConstrainedLayer
-from spectralclip._training.engine.factors import Factors
+from spectralclip._training.engine.cuts import Cuts, Follower
+from spectralclip._training.engine.factors import Clamps, Factors
 from spectralclip._training.engine.frequencies import Frequencies, Taps
-from spectralclip._training.engine.group import Group
-from spectralclip._training.engine.matrices import Matrices
-from spectralclip._training.engine.modes import Modes, modes_key
+from spectralclip._training.engine.group import Group, Kind
+from spectralclip._training.engine.matrices import Blocks, Matrices
+from spectralclip._training.engine.modes import Modes, Torus, modes_key
 from spectralclip._training.engine.stage import Stage
 from spectralclip._training.engine.vectors import Vectors, reduced
 from spectralclip._training.method import seeded
@@ -73,10 +74,28 @@ def stages_of(
                 taken.append(set())
             stages[at].setdefault(member.key, []).append(member)
             taken[at] |= own
-    return [
-        Stage([own[0].make({m.name: m.part for m in own}) for own in groups.values()], headroom)
-        for groups in stages
-    ]
+    made = (
+        [own[0].make({m.name: m.part for m in own}) for own in groups.values()] for groups in stages
+    )
+    return [Stage(_kinds(groups), headroom) for groups in made]
+
+
+def _kinds(groups: Sequence[Group]) -> list[Kind]:
+    """Groups that are followed in the same way, put together."""
+    device = groups[0].parameters()[0][0].device
+    # What lacks float64 lacks most of linear algebra, but for products.
+    by_products = not has_float64(device)
+    tori: dict[Any, list[Modes]] = {}
+    for group in groups:
+        if isinstance(group, Modes):
+            tori.setdefault(group.key, []).append(group)
+    followers: list[Follower] = [Torus(own) for own in tori.values()]
+    followers += [group for group in groups if isinstance(group, Vectors)]
+    matrices = [group for group in groups if isinstance(group, Matrices)]
+    factors = [group for group in groups if isinstance(group, Factors)]
+    kinds: list[Kind] = [Cuts(followers, by_products)] if followers else []
+    kinds += [Blocks(matrices, by_products)] if matrices else []
+    return kinds + ([Clamps(factors)] if factors else [])
 
 
 def _members(name: str, found: FoundLayer, vectors: int, seed: int) -> list[Member]:
@@ -204,11 +223,9 @@ def _places(layer: ConstrainedLayer, conv: ConvMap | None) -> tuple[Taps, Freque
     geometry = conv.geometry
     taps = Taps.of(tuple(conv.weight.shape[2:]), geometry.stride, geometry.dilation)
     everywhere = Frequencies.everywhere(taps)
-    if len(layer.in_shapes) > 1 or not _is_on_modes(conv):
+    if len(layer.in_shapes) > 1 or geometry.mode != "circular" or not _is_on_modes(conv):
         return taps, everywhere
-    sides: Shape = embedding_sides(conv)
-    if geometry.mode == "circular":
-        sides = tuple(conv.source.shape[1:])
+    sides: Shape = tuple(conv.source.shape[1:])
     sizes = tuple(side // step for side, step in zip(sides, geometry.stride, strict=True))
     return taps, min(Frequencies.on_grid(sizes), everywhere, key=lambda one: len(one.centers))
 

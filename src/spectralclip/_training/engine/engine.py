@@ -95,8 +95,8 @@ class Engine:
         with self._evaluating():
             for stage, run in zip(self._stages, self._runs, strict=True):
                 for _ in range(rounds * stage.rounds):
-                    values = stage.run(far=True) if self._is_far else run()
-                    yield _written(stage, values, selective)
+                    changes = stage.run(far=True) if self._is_far else run()
+                    yield _changed(stage, changes, selective)
         self._is_far = False
 
     def norms(self) -> dict[str, float]:
@@ -110,11 +110,11 @@ class Engine:
 
     def lost(self) -> set[str]:
         """The layers of which something was not finite at the last step."""
-        read = {id(stage): stage.is_sound.tolist() for stage in self._stages}
+        read = {id(stage): stage.is_lost.tolist() for stage in self._stages}
         return {
             name
             for name, places in self._places.items()
-            if not all(all(read[id(stage)][own]) for stage, _, own in places)
+            if any(any(read[id(stage)][own]) for stage, _, own in places)
         }
 
     @torch.no_grad()
@@ -175,20 +175,20 @@ def _state(stage: Stage, group: Group, own: slice) -> dict[str, Tensor]:
     return kept | {key: tensor[own].clone() for key, tensor in stage.state.items()}
 
 
-def _written(stage: Stage, values: list[Tensor], selective: bool) -> list[Moved]:
-    """Write new values to the parameters of a stage; those, and along what they have moved."""
-    parameters, directions = stage.parameters(), stage.directions(values)
+def _changed(stage: Stage, changes: list[Tensor], selective: bool) -> list[Moved]:
+    """Take the changes off the parameters of a stage; those, and along what they have moved."""
+    parameters = stage.parameters()
     if not selective:
-        torch._foreach_copy_(
+        torch._foreach_sub_(
             [tensor for own in parameters for tensor in own],
-            [part for stacked in values for part in stacked.unbind()],
+            [part for stacked in changes for part in stacked.unbind()],
         )
-        return [(own, along) for own, along in zip(parameters, directions, strict=True)]
+        return list(zip(parameters, changes, strict=True))
     moved: list[Moved] = []
-    for own, new, along, flags in zip(parameters, values, directions, _touched(stage), strict=True):
+    for own, along, flags in zip(parameters, changes, _touched(stage), strict=True):
         chosen = [n for n, is_touched in enumerate(flags) if is_touched]
         for n in chosen:
-            own[n].copy_(new[n])
+            own[n].sub_(along[n])
         if chosen:
             moved.append(([own[n] for n in chosen], along[chosen]))
     return moved

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
 from spectralclip._training.engine.constrained_layer import BatchNorm
-from spectralclip._training.engine.group import Group, Move, stacked
+from spectralclip._training.engine.group import Found, Group, Kind, Move, finite, joined, stacked
 
 
 @final
 class Factors(Group):
-    """Batch norms of equally many channels: each factor is clamped by itself, exactly."""
+    """Batch norms of equally many channels."""
 
     kernels = 1
 
     def __init__(self, norms: Mapping[str, BatchNorm]) -> None:
-        self.names, self._norms = tuple(norms), list(norms.values())
-        self.state = {"weights": torch.zeros_like(stacked(self.parameters()[0]))}
+        self.names, self._norms, self.state = tuple(norms), list(norms.values()), {}
 
     def parameters(self) -> list[list[Tensor]]:
         weights = [norm._parameters["weight"] for norm in self._norms]
@@ -28,21 +27,34 @@ class Factors(Group):
 
     def read(self) -> Tensor:
         variances = stacked([norm.running_var for norm in self._norms])  # type: ignore[misc]
-        self._stored = stacked(self.parameters()[0])
-        self._scales = self._stored * torch.rsqrt(variances + self._norms[0].eps)
-        self.peak = self._scales.abs().amax(1)
-        return self.peak
+        stack = stacked(self.parameters()[0])
+        scales = (stack * torch.rsqrt(variances + self._norms[0].eps)).abs()
+        self._stored, self._scales = finite(stack), finite(scales)
+        return scales.amax(1)
 
-    def normalize(self, unit: Tensor, bound: Tensor, is_sound: Tensor) -> None:
-        self._bound = bound[:, None]
-        self._weights = torch.where(is_sound[:, None], self._stored, self.state["weights"])
+    def normalize(self, unit: Tensor, bound: Tensor) -> None:
+        self.peaks = self._scales.amax(1) * unit
 
-    def move(self, step: Move) -> list[Tensor]:
-        share = self._bound / self._scales.abs()
-        is_above = (share < 1) & step.is_touched[:, None]
-        moved = torch.where(is_above, self._stored * share, self._stored)
-        self.state["weights"].copy_(moved)
-        return [moved]
+    def changes(self, move: Move) -> list[Tensor]:
+        bound = move.cuts[:, None]
+        share = (1 - bound / self._scales).clamp_min(0)
+        return [self._stored * share.masked_fill(bound == 0, 0)]
 
-    def old(self) -> list[Tensor]:
-        return [self._stored]
+
+@final
+class Clamps(Kind):
+    """All batch norms: each factor is clamped by itself, exactly."""
+
+    def __init__(self, groups: Sequence[Factors]) -> None:
+        self.groups: Sequence[Factors] = list(groups)
+
+    def look(self) -> None:
+        """All is known."""
+
+    def norms(self) -> Tensor:
+        return joined([group.peaks for group in self.groups])
+
+    def find(self, target: Tensor, last: Tensor, far: bool) -> Found:
+        norms = self.norms()
+        ones = torch.ones_like(norms)
+        return Found(ones, norms, 0 * ones, norms > 1, ones)

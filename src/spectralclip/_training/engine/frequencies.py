@@ -24,7 +24,6 @@ from spectralclip._common import Shape
 from spectralclip._linalg import folded_frequencies
 from spectralclip._training.engine.tuning import TUNING
 
-REACH = 1.2  # of a frequency, in half cells: no maximum is on an edge
 MOST_CELLS = (16, 8, 6)  # along an axis, by the number of axes
 
 
@@ -93,7 +92,7 @@ class Frequencies:
         spans = (taps.steps.amax(0) - taps.steps.amin(0)).tolist()
         most = MOST_CELLS[len(spans) - 1]
         sizes = tuple(max(1, min(TUNING.cells * int(span), most)) for span in spans)
-        return Frequencies(_angles(sizes), tuple(REACH * math.pi / size for size in sizes))
+        return Frequencies(_angles(sizes), tuple(math.pi / size for size in sizes))
 
 
 def _angles(sizes: Shape) -> Tensor:

@@ -9,21 +9,29 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from spectralclip._linalg import decomposable
 from spectralclip._training.engine.constrained_layer import ConstrainedLayer
-from spectralclip._training.engine.group import Group, Move, stacked
-from spectralclip._training.engine.small import TINY, inverse_root
+from spectralclip._training.engine.cuts import limit
+from spectralclip._training.engine.group import (
+    Found,
+    Group,
+    Kind,
+    Move,
+    broadcast,
+    finite,
+    joined,
+    largest,
+    stacked,
+)
+from spectralclip._training.engine.small import TINY, surplus, whitening
 from spectralclip._training.engine.tuning import TUNING
 
-SHARE_KEPT = 1e-6  # of a vector in a power step
+SHARE_KEPT = 1e-6  # of a vector in a power step: those of a matrix of zeros stay as they are
 
 
 @final
 class Matrices(Group):
-    """Equal matrices, of which a block of leading left vectors is followed by power steps.
-
-    All singular values within the block are clipped at once, so that matrices whose smaller side
-    fits into the block are clipped exactly.
-    """
+    """Equal matrices, of which a block of leading left vectors is followed by power steps."""
 
     def __init__(
         self, layers: Sequence[ConstrainedLayer], generators: Sequence[torch.Generator]
@@ -32,14 +40,11 @@ class Matrices(Group):
         self._layers = list(layers)
         like = stacked([layers[0].weight])
         rows, columns = like.shape[1] // self.kernels, like[0, 0].numel()
-        self._is_tall = rows > columns
-        side = min(rows, columns)
-        self.width = min(TUNING.block, side)
-        shape = (self.kernels, side, self.width)
+        self._is_tall, side = rows > columns, min(rows, columns)
+        self._missing = max(0, TUNING.block - side)
+        shape = (self.kernels, side, min(TUNING.block, side))
         draws = [torch.randn(shape, generator=g, device="cpu") for g in generators]
-        self.state = {
-            "vectors": torch.linalg.qr(torch.cat(draws))[0].mT.contiguous().to(like),
-        }
+        self.state = {"vectors": torch.linalg.qr(torch.cat(draws))[0].mT.contiguous().to(like)}
 
     def parameters(self) -> list[list[Tensor]]:
         return [[layer.weight for layer in self._layers]]
@@ -47,50 +52,79 @@ class Matrices(Group):
     def read(self) -> Tensor:
         stack = stacked(self.parameters()[0])
         stack = stack.reshape(self.count, -1, stack[0, 0].numel())
-        self._weights = stack.mT if self._is_tall else stack
-        self._images = torch.bmm(self.state["vectors"], self._weights)
-        return self._images.abs().amax((1, 2))
+        sound = finite(stack)
+        self._stored = sound.mT if self._is_tall else sound
+        return largest(stack)
 
-    def normalize(self, unit: Tensor, bound: Tensor, is_sound: Tensor) -> None:
-        self._unit, self._bound = unit[:, None, None], bound[:, None, None]
-        self._is_sound = is_sound[:, None, None]
+    def normalize(self, unit: Tensor, bound: Tensor) -> None:
+        self._weights = self._stored * broadcast(unit, self._stored)
 
-    def look(self) -> Tensor:
+    def send(self) -> Tensor:
         """A power step; the Gram matrix of what it leaves, as large as a block."""
         known = self.state["vectors"]
-        # Of a matrix of zeros, the vectors stay as they are.
-        back = torch.bmm(self._images * self._unit, self._weights.mT).mul_(self._unit)
-        self._vectors = torch.where(self._is_sound, torch.add(back, known, alpha=SHARE_KEPT), known)
+        images = torch.bmm(known, self._weights)
+        self._vectors = torch.baddbmm(known, images, self._weights.mT, beta=SHARE_KEPT)
         return self._padded(torch.bmm(self._vectors, self._vectors.mT))
 
-    def orthonormalize(self, inverse_root: Tensor) -> Tensor:
+    def look(self, whitening: Tensor) -> Tensor:
         """Take the vectors as this makes them; the Gram matrix of their images."""
-        k = self.width
-        known = torch.bmm(inverse_root[:, :k, :k], self._vectors, out=self.state["vectors"])
-        images = torch.bmm(known, self._weights).mul_(self._unit)
-        self._images = torch.where(self._is_sound, images, 0)
+        known = self.state["vectors"]
+        k = known.shape[1]
+        torch.bmm(whitening[:, :k, :k], self._vectors, out=known)
+        self._images = torch.bmm(known, self._weights)
         return self._padded(torch.bmm(self._images, self._images.mT))
 
     def _padded(self, gram: Tensor) -> Tensor:
-        missing = TUNING.block - self.width
-        return pad(gram, (0, missing, 0, missing)) if missing else gram
+        return pad(gram, (0, self._missing, 0, self._missing)) if self._missing else gram
 
-    def move(self, step: Move) -> list[Tensor]:
-        k = self.width
-        above = torch.bmm(step.multipliers[:, :k, :k], self._images * self._bound)
-        scaled = self._weights * step.whole[:, None, None]
-        new = torch.baddbmm(scaled, self.state["vectors"].mT, above, alpha=-1)
-        return [self._as_stored(torch.where(step.is_touched[:, None, None], new, self._weights))]
-
-    def old(self) -> list[Tensor]:
-        return [self._as_stored(self._weights)]
-
-    def _as_stored(self, weights: Tensor) -> Tensor:
-        weights = weights.mT if self._is_tall else weights
-        return weights.reshape(len(self.names), *self._layers[0].weight.shape)
+    def changes(self, move: Move) -> list[Tensor]:
+        known = self.state["vectors"]
+        k = known.shape[1]
+        above = torch.bmm(move.cuts[:, :k, :k], self._images)
+        scaled = self._stored * broadcast(move.share, self._stored)
+        change = torch.baddbmm(scaled, known.mT, above)
+        change = change.mT if self._is_tall else change
+        return [change.reshape(len(self.names), *self._layers[0].weight.shape)]
 
 
-def inverse_roots(grams: Tensor, by_products: bool) -> Tensor:
-    """What makes vectors of these Gram matrices orthonormal, whatever their lengths."""
-    sizes = grams.diagonal(dim1=1, dim2=2).clamp_min(TINY).rsqrt()[:, None]
-    return inverse_root(grams * sizes * sizes.mT, by_products) * sizes
+@final
+class Blocks(Kind):
+    """All matrices: the singular values within their blocks are clipped at once.
+
+    Matrices whose smaller side fits into the block are clipped exactly.
+    """
+
+    def __init__(self, groups: Sequence[Matrices], by_products: bool) -> None:
+        self.groups: Sequence[Matrices] = list(groups)
+        self._by_products = by_products
+        self._eye = torch.eye(TUNING.block).to(groups[0].state["vectors"])
+
+    def look(self) -> None:
+        grams = joined([group.send() for group in self.groups])
+        roots = whitening(grams, self._eye, self._by_products)
+        parts = roots.split([group.count for group in self.groups])
+        self._grams = joined([g.look(own) for g, own in zip(self.groups, parts, strict=True)])
+
+    def norms(self) -> Tensor:
+        """From above: by at most 11 %, if all values of a block are equal."""
+        size = torch.linalg.vector_norm(self._grams, dim=(1, 2)).clamp_min(TINY)
+        power = self._grams / size[:, None, None]
+        for _ in range(3):
+            power = power @ power
+        top: Tensor = torch.linalg.vector_norm(power, dim=(1, 2)) ** (1 / 16)
+        whole: Tensor = top * size.sqrt()
+        return whole
+
+    def measured(self) -> Tensor:
+        squares = torch.linalg.eigvalsh(decomposable(self._grams))[:, -1]
+        return squares.clamp_min(0).sqrt().to(self._grams)
+
+    def find(self, target: Tensor, last: Tensor, far: bool) -> Found:
+        """What is above the target within the blocks."""
+        top = self.norms().clamp_min(TINY)
+        scale = (limit(top / last - 1, TUNING.far) / top).clamp(max=1.0)
+        above = surplus(self._grams * (scale / target).square()[:, None, None], self._eye)
+        # What is clipped exactly leaves nothing unseen.
+        is_above = torch.linalg.vector_norm(above, dim=(1, 2)) > 0
+        cuts = above * scale[:, None, None]
+        return Found(scale, top * scale, torch.zeros_like(top), is_above, cuts)

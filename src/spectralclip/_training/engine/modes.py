@@ -9,76 +9,24 @@ import torch
 from torch import Tensor
 
 from spectralclip._training.engine.constrained_layer import ConstrainedLayer, stacked_scales
+from spectralclip._training.engine.cuts import Follower, of_unit_size
 from spectralclip._training.engine.frequencies import Frequencies, Taps
-from spectralclip._training.engine.group import CutGroup, Move, of_unit_size, stacked
+from spectralclip._training.engine.group import (
+    Group,
+    Move,
+    broadcast,
+    finite,
+    joined,
+    largest,
+    slices,
+    stacked,
+)
 from spectralclip._training.engine.small import TINY
-from spectralclip._training.engine.tuning import TUNING
 
 
 @final
-class Torus:
-    """The taps and frequencies that some groups have in common, and their tables at each step.
-
-    Args:
-        taps: Of the kernels.
-        frequencies: Where they are followed.
-        width: Vectors at each frequency.
-        like: For precision and device.
-    """
-
-    def __init__(self, taps: Taps, frequencies: Frequencies, width: int, like: Tensor) -> None:
-        self.taps_count, self.remainders, self.width = len(taps.steps), taps.remainder_count, width
-        self._phases, self._places = (t.to(like) for t in taps.tables())
-        self._steps = torch.cat((taps.steps, taps.steps)).T.contiguous().to(like)  # of both planes
-        self.centers = frequencies.centers.to(like)
-        reach = torch.tensor(frequencies.reach, dtype=torch.float64, device="cpu").to(like)
-        self._least, self._most = self.centers - reach, self.centers + reach
-        self.climbs = any(frequencies.reach)
-        self.at = self.centers
-
-    def share_out(self, groups: Sequence[Modes]) -> None:
-        """Keep the frequencies of all these groups in one tensor."""
-        self.at = torch.cat([group.state["frequencies"] for group in groups])
-        parts = self.at.split([group.count for group in groups])
-        for group, part in zip(groups, parts, strict=True):
-            group.state["frequencies"] = part
-
-    def tables(self, unit: Tensor) -> tuple[Tensor, ...]:
-        """Phases of the taps, plain, in units of the kernels, and those with their slopes.
-
-        Each is `(kernels, F, k, rows, 2 T)`.
-        """
-        angles = self.at @ self._steps
-        plain = torch.cos(angles[:, :, None] + self._phases) * self._places
-        table = plain * unit[:, None, None, None]
-        slopes = table
-        if self.climbs:
-            own = (table[:, :, None] * self._steps[:, None]).flatten(2, 3)
-            slopes = torch.cat((table, own), 2)
-        shown = (t[:, :, None].expand(-1, -1, self.width, -1, -1) for t in (plain, table, slopes))
-        return tuple(t.contiguous() for t in shown)
-
-    def climb(self, products: Tensor) -> None:
-        """Move frequencies along the slope of their first value, within their cells.
-
-        Args:
-            products: Of the planes of that value and of its slopes with those of the value.
-        """
-        turned = products.unflatten(2, (-1, 2))
-        slope = turned[:, :, 1:, 1, 0] - turned[:, :, 1:, 0, 1]
-        size = turned[:, :, :1, 0, 0] + turned[:, :, :1, 1, 1]
-        moved = self.at + slope / size.clamp_min(TINY)
-        self.at.copy_(moved.clamp(self._least, self._most))
-
-
-@final
-class Modes(CutGroup):
+class Modes(Group):
     """Convolutions of one shape: B kernels at F frequencies, with k vectors at each.
-
-    A refresh is a step of block Lanczos at each frequency: the known vectors are sent through the
-    layer and back, what comes back is made orthogonal to them, and both together span the space in
-    which the leading pairs are looked for. On the way back the weights are extrapolated along
-    their last step: what is about to be large is where they are heading.
 
     With a batch norm, it is the rows of the kernel times its factors that act. Then its own
     factor moves, or the weight where it has none.
@@ -100,15 +48,12 @@ class Modes(CutGroup):
         generators: Sequence[torch.Generator],
     ) -> None:
         self.names, self.kernels = tuple(layer.name for layer in layers), layers[0].groups
-        self._layers = list(layers)
+        self._layers, self.taps, self.frequencies = list(layers), taps, frequencies
         like = stacked([layers[0].weight])
         rows, columns = like.shape[1] // self.kernels, like.shape[2]
-        T, R = len(taps.steps), taps.remainder_count
-        self._shape = (rows, columns, T, R)
         self.width = k = max(1, min(vectors, rows // 2))
-        self.torus, self.key = Torus(taps, frequencies, k, like), (modes_key(taps, frequencies), k)
-        F = len(frequencies.centers)
-        shape, B = (self.kernels, F, k, rows), self.count
+        self.key = (modes_key(taps, frequencies), k, like.dtype)
+        shape = (self.kernels, len(frequencies.centers), k, rows)
         draws = [
             torch.randn(shape, dtype=torch.complex64, generator=g, device="cpu") for g in generators
         ]
@@ -116,162 +61,178 @@ class Modes(CutGroup):
         planes = torch.stack((start.real, start.imag), 3).flatten(2, 3)
         self.state = {
             "vectors": planes.to(like).contiguous(),
-            "frequencies": self.torus.centers.repeat(B, 1, 1),
-            "weights": like.new_zeros(B, rows, T * columns),
+            "frequencies": frequencies.centers.to(like).repeat(self.count, 1, 1),
         }
-        if layers[0].norm is not None:
-            self.state["rows"] = like.new_zeros(B, rows)
-        # The vectors, and behind each what the layer makes of it.
-        self._space = like.new_zeros(B * F, 4 * k, rows + R * columns)
-        self._vectors, self._images = self._space.split((rows, R * columns), 2)
-
-    def settle(self) -> None:
-        self.state["weights"].copy_(self._weights)
-        if self._rows is not None:
-            self.state["rows"].copy_(self._rows)
+        self._shape = (self.count, rows, len(taps.steps), columns)
 
     def parameters(self) -> list[list[Tensor]]:
         return [[layer.moving for layer in self._layers]]
+
+    def read(self) -> Tensor:
+        # By tap: what is folded over taps needs no permutation then.
+        by_tap = [layer.weight.flatten(2).transpose(1, 2) for layer in self._layers]
+        stack = stacked(by_tap).contiguous().view(self._shape)
+        self._stored, scales = finite(stack), stacked_scales(self._layers)
+        if scales is None:
+            self._rows = None
+            return largest(stack)
+        scales = scales.to(stack).reshape(self.count, -1)
+        self._rows = finite(scales)
+        return largest(stack) * largest(scales)
+
+    def normalize(self, unit: Tensor, bound: Tensor) -> None:
+        self._unit = factors = unit[:, None]
+        if self._rows is not None:
+            factors = factors * self._rows
+        self._weights = self._stored * factors[..., None, None]
+
+    def look(self, table: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Follower.look`, with the phases `(kernels, F, k, rows of remainders, taps)`."""
+        W, self._table = self._weights.flatten(2), table.flatten(0, 2)
+        known = self.state["vectors"].flatten(0, 1)
+        images, self._first = self._pull(known)
+        reads = torch.bmm(self._table.mT, images.view(len(self._table), -1, self._columns))
+        back = torch.bmm(reads.view(len(W), -1, W.shape[2]), W.mT).view_as(known)
+        self._basis = torch.cat((known, back), 1)
+        self._images = torch.cat((images, self._pull(back)[0]), 1)
+        basis, images = (torch.bmm(t, t.mT) for t in (self._basis, self._images))
+        return basis, images
+
+    def slopes(self) -> Tensor:
+        """Products of what the taps read of the first vector at each frequency."""
+        return torch.bmm(self._first, self._first.mT)
+
+    def _pull(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """`sum_t e^{-i w q_t} z_t` over the taps of each remainder, and the first vector's z."""
+        W, table = self._weights.flatten(2), self._table
+        taken = torch.bmm(vectors.reshape(len(W), -1, W.shape[1]), W)
+        taken = taken.view(len(vectors), self.width, table.shape[2], self._columns)
+        folded = torch.bmm(table, taken.flatten(0, 1))
+        return folded.view(len(vectors), 2 * self.width, -1), taken[:, 0]
+
+    @property
+    def _columns(self) -> int:
+        return self._shape[3]
+
+    def keep(self, mix: Tensor) -> None:
+        """Go on with the leading vectors of the space that was looked at."""
+        torch.bmm(mix, self._basis, out=self.state["vectors"].flatten(0, 1))
+        self._images = torch.bmm(mix, self._images)
+
+    def cuts(self, places: Tensor, values: Tensor, table: Tensor) -> Tensor:
+        """Take some of the values for cuts; products of their gradients, each times its value.
+
+        Args:
+            places: `(kernels, cuts)`, of frequencies and vectors.
+            values: There.
+            table: Of the phases there.
+        """
+        B, n = places.shape
+        vectors, images = (
+            t.view(B, -1, 2, t.shape[-1]) for t in (self.state["vectors"], self._images)
+        )
+        at = places[..., None, None]
+        left = vectors.gather(1, at.expand(-1, -1, 2, vectors.shape[3]))
+        if self._moves_factor:
+            factors = (self._factors() * self._unit)[:, None]
+            shares = left.square().sum(2) * values.square()[..., None]
+            gradients = (shares / factors).masked_fill(factors == 0, 0)
+            self._gradients, self._size = of_unit_size(gradients)
+            return torch.bmm(self._gradients, self._gradients.mT)
+        found = images.gather(1, at.expand(-1, -1, 2, images.shape[3]))
+        flat = table.flatten(0, 1)
+        right = torch.bmm(flat.mT, found.view(B * n, flat.shape[1], -1))
+        self._right = right.view(B, 2 * n, -1)
+        if self._rows is not None:
+            # In units in which the largest factor of a row is one.
+            self._top = self._rows.abs().amax(1).clamp_min(TINY)
+            left = left * (self._rows / self._top[:, None])[:, None, None]
+        self._left = left.flatten(1, 2)
+        products = torch.bmm(self._left, self._left.mT) * torch.bmm(self._right, self._right.mT)
+        return products.view(B, n, 2, n, 2).sum((2, 4))
+
+    def changes(self, move: Move) -> list[Tensor]:
+        shape = (len(self.names), *self._layers[0].moving.shape)
+        if self._moves_factor:
+            along = torch.bmm((move.cuts / self._size)[:, None], self._gradients)[:, 0]
+            return [torch.addcmul(along, self._factors(), move.share[:, None]).reshape(shape)]
+        cuts = move.cuts if self._rows is None else move.cuts / self._top[:, None]
+        left = (self._left.unflatten(1, (-1, 2)) * cuts[..., None, None]).flatten(1, 2)
+        scaled = self._stored * broadcast(move.share, self._stored)
+        change = torch.baddbmm(scaled.flatten(2), left.mT, self._right)
+        return [change.view(self._shape).transpose(2, 3).contiguous().view(shape)]
 
     @property
     def _moves_factor(self) -> bool:
         return self._layers[0].gamma is not None
 
-    def read(self) -> Tensor:
-        rows, columns, T, _ = self._shape
-        stack = stacked([layer.weight for layer in self._layers])
-        acting = self._stored = stack.reshape(self.count, rows, columns, T)
-        self._rows = stacked_scales(self._layers)
-        if self._rows is not None:
-            self._rows = self._rows.to(stack).reshape(self.count, rows)
-            acting = acting * self._rows[..., None, None]
-        return acting.abs().amax((1, 2, 3))
+    def _factors(self) -> Tensor:
+        """The factors of the batch norms."""
+        return finite(stacked(self.parameters()[0])).reshape(self.count, -1)
 
-    def normalize(self, unit: Tensor, bound: Tensor, is_sound: Tensor) -> None:
-        last, rows = self.state["weights"], self._rows
-        shape = (self.count, self._shape[0], self._shape[2], self._shape[1])
-        self.unit, self._bound = unit, bound
-        # With the old weights first: it is their order that the result has.
-        is_lost = ~is_sound[:, None, None, None]
-        weights = torch.where(is_lost, last.view(shape), self._stored.transpose(2, 3))
-        self._weights = weights.reshape(last.shape)
-        self._ahead, self._rows_ahead = torch.lerp(last, self._weights, 1 + TUNING.ahead), rows
-        if rows is not None:
-            known = self.state["rows"]
-            self._rows = torch.where(is_sound[:, None], rows, known)
-            self._rows_ahead = torch.lerp(known, self._rows, 1 + TUNING.ahead)
 
-    def send(self, tables: Sequence[Tensor]) -> Tensor:
-        """Send the known vectors through the layer and back; the products of both with them."""
-        self._tables = [table.flatten(0, 2) for table in tables]
-        _, table, slopes = self._tables
-        known, planes = self.state["vectors"], self.state["vectors"].shape[2]
-        flat = known.flatten(0, 1)
-        self._vectors[:, :planes] = flat
-        folded = self._pull(known, slopes)
-        images = folded[:, : table.shape[1]]
-        self._images[:, :planes].view(-1, planes // 2, 2, self._images.shape[2]).copy_(
-            images.reshape(-1, planes // 2, 2, self._images.shape[2])
-        )
-        reads = torch.bmm(table.mT, images).view(len(known), -1, self._ahead.shape[2])
-        back = _times(torch.bmm(reads, self._ahead.mT).view_as(known), self._rows_ahead)
-        self._back, self._folded = back.view_as(flat), folded
-        return torch.bmm(flat, self._back.mT)
+@final
+class Torus(Follower):
+    """Convolutions that have their taps and frequencies in common, of any number of channels.
 
-    def look(self, shares: Tensor) -> tuple[Tensor, Tensor]:
-        """Send what is new in those; Gram matrices of vectors and of their images."""
-        planes = self.state["vectors"].shape[2]
-        flat = self._vectors[:, :planes]
-        fresh = torch.baddbmm(self._back, shares.mT, flat, alpha=-1)
-        self._vectors[:, planes:] = fresh
-        others = self._pull(fresh.view_as(self.state["vectors"]), self._tables[1])
-        self._images[:, planes:] = others.reshape(len(fresh), planes, -1)
-        both = (self._vectors, self._images)
-        grams = [torch.bmm(one, one.mT) for one in both]
-        return grams[0], grams[1]
+    A refresh is a step of block Lanczos at each frequency: the known vectors are sent through the
+    layer and back, what comes back is made orthogonal to them, and both together span the space in
+    which the leading pairs are looked for. Frequencies climb along the slope of their first value.
+    """
 
-    def slopes(self) -> Tensor:
-        """Products of the first value's planes and slopes with its planes."""
-        B, F = self.state["vectors"].shape[:2]
-        first = self._folded.view(B, F, self.width, -1, self._shape[1])[:, :, 0]
-        planes = first.reshape(B, F, -1, self._shape[3] * self._shape[1])
-        return planes @ planes[:, :, :2].mT
+    def __init__(self, groups: Sequence[Modes]) -> None:
+        self.groups, self.width = list(groups), groups[0].width
+        taps, frequencies = groups[0].taps, groups[0].frequencies
+        self._slices = slices(self.groups)
+        # The frequencies of all groups are one tensor.
+        self._at = torch.cat([group.state["frequencies"] for group in groups])
+        for group, own in zip(groups, self._slices, strict=True):
+            group.state["frequencies"] = self._at[own]
+        self._phases, self._places = (t.to(self._at) for t in taps.tables())
+        self._steps = torch.cat((taps.steps, taps.steps)).to(self._at)  # of both planes
+        centers, reach = frequencies.centers, torch.tensor(frequencies.reach).double()
+        self._least, self._most = (centers - reach).to(self._at), (centers + reach).to(self._at)
+        self._climbs = any(frequencies.reach)
 
-    def _pull(self, vectors: Tensor, table: Tensor) -> Tensor:
-        """`sum_t e^{-i w q_t} z_t` over the taps of each remainder, by vector."""
-        given = _times(vectors, self._rows).flatten(1, 2)
-        taken = torch.bmm(given, self._weights)
-        return torch.bmm(table, taken.view(len(table), table.shape[2], -1))
+    def look(self) -> tuple[Tensor, Tensor]:
+        angles = self._at @ self._steps.T
+        table = torch.cos(angles[:, :, None] + self._phases) * self._places
+        self._table = table[:, :, None].expand(-1, -1, self.width, -1, -1).contiguous()
+        pairs = zip(self.groups, self._slices, strict=True)
+        found = [group.look(self._table[own]) for group, own in pairs]
+        if self._climbs:
+            self._climb(table.flatten(0, 1), joined([group.slopes() for group in self.groups]))
+        bases, images = zip(*found, strict=True)
+        return joined(bases), joined(images)
 
-    def keep(self, mix: Tensor, values: Tensor) -> None:
-        mixed = torch.bmm(mix, self._space)
-        self.state["vectors"].copy_(mixed[..., : self._shape[0]].view_as(self.state["vectors"]))
-        self._mixed = mixed.view(self.count, values.numel() // self.count, 2, -1)
+    def keep(self, mix: Tensor) -> None:
+        sizes = [self._at.shape[1] * group.count for group in self.groups]
+        for group, own in zip(self.groups, mix.split(sizes), strict=True):
+            group.keep(own)
 
     def cuts(self, places: Tensor, values: Tensor) -> Tensor:
-        rows, columns, _, R = self._shape
-        at = places[..., None, None]
-        left, images = self._mixed.gather(1, at.expand(-1, -1, 2, self._mixed.shape[3])).split(
-            (rows, R * columns), 3
-        )
-        if self._moves_factor:
-            shares = left.square().sum(2) * values.square()[..., None]
-            factor = self._old() * (self.unit * self._bound)[:, None]
-            gradients = torch.where(factor[:, None] == 0, 0, shares / factor[:, None])
-            self._gradients, self._size = of_unit_size(gradients)
-            return torch.bmm(self._gradients, self._gradients.mT)
-        plain = self._tables[0].unflatten(0, (len(places), -1))
-        table = plain.gather(1, at.expand(-1, -1, *plain.shape[2:])).mT.flatten(0, 1)
-        right = torch.bmm(table, images.reshape(len(table), table.shape[2], columns))
-        self._right = right.view(len(places), 2 * places.shape[1], -1)
-        if self._rows is not None:
-            # In units in which the largest factor of a row is one.
-            self._top = self._rows.abs().amax(1, keepdim=True).clamp_min(TINY)
-            left = left * (self._rows / self._top)[:, None, None]
-        self._left = left.flatten(1, 2)
-        products = torch.bmm(self._left, self._left.mT) * torch.bmm(self._right, self._right.mT)
-        n = places.shape[1]
-        return products.view(-1, n, 2, n, 2).sum((2, 4))
+        tables = self._table.flatten(1, 2)
+        table = tables.gather(1, places[..., None, None].expand(-1, -1, *tables.shape[2:]))
+        pairs = zip(self.groups, self._slices, strict=True)
+        return joined([g.cuts(places[own], values[own], table[own]) for g, own in pairs])
 
-    def move(self, step: Move) -> list[Tensor]:
-        shape = (len(self.names), *self._layers[0].moving.shape)
-        if self._moves_factor:
-            assert self._rows is not None
-            old = self._old()
-            change = torch.bmm(step.multipliers[:, None], self._gradients)[:, 0] / self._size
-            new = torch.where(step.is_touched[:, None], old * step.whole[:, None] - change, old)
-            is_kept = (old == 0) | ~step.is_touched[:, None]
-            self.state["rows"].copy_(self._rows * torch.where(is_kept, 1, new / old))
-            self.state["weights"].copy_(self._weights)
-            return [new.reshape(shape)]
-        left = self._left * step.planes
-        if self._rows is not None:
-            self.state["rows"].copy_(self._rows)
-            left = left / self._top[..., None]
-        scaled, out = self._weights * step.whole[:, None, None], self.state["weights"]
-        torch.baddbmm(scaled, left.mT, self._right, alpha=-1, out=out)
-        new = out.unflatten(2, (self._shape[2], -1)).transpose(2, 3)
-        return [torch.where(step.is_touched[:, None, None, None], new, self._stored).reshape(shape)]
+    def _climb(self, table: Tensor, products: Tensor) -> None:
+        """Move frequencies along the slope of their first value, within their cells.
 
-    def old(self) -> list[Tensor]:
-        stored = self._old() if self._moves_factor else self._stored
-        return [stored.reshape(len(self.names), *self._layers[0].moving.shape)]
-
-    def _old(self) -> Tensor:
-        return stacked(self.parameters()[0]).reshape(self.count, -1)
+        Args:
+            table: Of the phases.
+            products: Of what the taps read of that vector, of all groups.
+        """
+        read, half = torch.bmm(table, products), table.shape[1] // 2
+        turned = read[:, :half] * table[:, half:]
+        turned = torch.addcmul(turned, read[:, half:], table[:, :half], value=-1)
+        slopes = turned.sum(1) @ self._steps
+        size = (read * table).sum((1, 2)).clamp_min(TINY)
+        moved = torch.addcdiv(self._at.flatten(0, 1), slopes, size[:, None]).view_as(self._at)
+        torch.clamp(moved, self._least, self._most, out=self._at)
 
 
 def modes_key(taps: Taps, frequencies: Frequencies) -> str:
     """What is equal of layers that are followed at the same places."""
-    return repr(
-        (
-            taps.steps.tolist(),
-            taps.remainders.tolist(),
-            frequencies.reach,
-            frequencies.centers.tolist(),
-        )
-    )
-
-
-def _times(vectors: Tensor, rows: Tensor | None) -> Tensor:
-    return vectors if rows is None else vectors * rows[:, None, None]
+    places = (taps.steps, taps.remainders, frequencies.centers)
+    return repr((frequencies.reach, [t.tolist() for t in places]))

@@ -16,15 +16,15 @@ from torch.func import grad, vjp, vmap
 
 from spectralclip._common import Shape
 from spectralclip._operators import AffineFunction
-from spectralclip._training.engine.group import CutGroup, Move, of_unit_size
-from spectralclip._training.engine.small import SHORTEST, TINY
-from spectralclip._training.engine.tuning import TUNING
+from spectralclip._training.engine.cuts import Follower, of_unit_size
+from spectralclip._training.engine.group import Group, Move, finite, largest
+from spectralclip._training.engine.small import TINY
 
 WINDOWS = 12  # along a side, in which vectors that cling to a border are seen in full
 
 
 @final
-class Vectors(CutGroup):
+class Vectors(Group, Follower):
     """Equal layers at one input shape, by k vectors each, and the parameters of them that move.
 
     A refresh is a step of block Lanczos, as for Fourier modes.
@@ -39,6 +39,7 @@ class Vectors(CutGroup):
     """
 
     kernels = 1
+    rounds = 3  # there are few vectors, so that others come up as soon as these are cut
 
     def __init__(
         self,
@@ -50,20 +51,16 @@ class Vectors(CutGroup):
         generators: Sequence[torch.Generator],
     ) -> None:
         self.names, self._functions, self._moving = tuple(names), list(functions), list(moving)
-        self.degree = degree
+        self.degree, self.groups = degree, [self]
         function = functions[0]
         _ = function.gain  # found out now, and not within a step
         size = math.prod(function.in_shape)
         # With as many new ones, they have to fit into the space.
         self.width = max(1, min(vectors, size // 2, math.prod(function.out_shape)))
         draws = [torch.randn(size, self.width, generator=g, device="cpu") for g in generators]
-        like = torch.empty(0, dtype=function.dtype, device=function.device)
         self._shapes = [function.values[name].shape for name in moving]
-        total = sum(shape.numel() for shape in self._shapes)
-        self.state = {
-            "vectors": torch.linalg.qr(torch.stack(draws))[0].mT.contiguous().to(like),
-            "weights": like.new_zeros(self.count, total),
-        }
+        start = torch.linalg.qr(torch.stack(draws))[0].mT.contiguous()
+        self.state = {"vectors": start.to(function.device, function.dtype)}
 
     def parameters(self) -> list[list[Tensor]]:
         tensors = [function.tensors() for function in self._functions]
@@ -72,74 +69,55 @@ class Vectors(CutGroup):
     def read(self) -> Tensor:
         tensors = [function.tensors() for function in self._functions]
         dtype = self._functions[0].dtype
-        self._values = {
-            name: torch.stack([own[name].detach() for own in tensors]) for name in tensors[0]
-        }
+        values = {name: torch.stack([own[name].detach() for own in tensors]) for name in tensors[0]}
         self._values = {
             name: value.to(dtype) if value.is_floating_point() else value
+            for name, value in values.items()
+        }
+        peak = largest(self._apply(self.state["vectors"][:, :1]))
+        self._values = {
+            name: finite(value) if value.is_floating_point() else value
             for name, value in self._values.items()
         }
         self._stored = self._flat([self._values[name] for name in self._moving])
-        probe = self._apply(self._values, self.state["vectors"][:, :1])
-        return probe.flatten(1).abs().amax(1)
+        return peak
 
-    def normalize(self, unit: Tensor, bound: Tensor, is_sound: Tensor) -> None:
-        last, sound = self.state["weights"], is_sound[:, None]
-        self._bound, self._is_sound = bound, is_sound[:, None, None]
-        self._tamed = (unit * bound) ** (1 / self.degree)
-        self._weights = torch.where(sound, self._stored * self._tamed[:, None], last)
-        finite = {
-            name: torch.where(is_sound.view(-1, *[1] * (value.ndim - 1)), value, 0)
-            for name, value in self._values.items()
-            if name not in self._moving and value.is_floating_point()
-        }
-        self._values = self._values | finite
-        self._here = self._with(self._weights)
-        self._ahead = self._with(torch.lerp(last, self._weights, 1 + TUNING.ahead))
+    def normalize(self, unit: Tensor, bound: Tensor) -> None:
+        self._bound = bound[:, None]
+        # What moves is made `s^(1 / degree)` times as large for a layer s times as large.
+        moving = self._split(self._stored * unit[:, None] ** (1 / self.degree))
+        self._values |= dict(zip(self._moving, moving, strict=True))
 
     def look(self) -> tuple[Tensor, Tensor]:
         known = self.state["vectors"]
-        images = self._apply(self._here, known)
-        back = self._adjoint(self._ahead, images) / self._bound[:, None, None] ** 2
-        fresh = back - (back @ known.mT) @ known
+        images = self._apply(known)
+        back = self._adjoint(images)
         # Of unit length: beside the offset of a layer, short vectors would lose their digits.
-        whole, rest = (torch.linalg.vector_norm(t, dim=2, keepdim=True) for t in (back, fresh))
-        shortest = SHORTEST * whole.amax(1, keepdim=True)
-        fresh = fresh / rest.maximum(shortest).clamp_min(TINY)
-        self._basis = torch.cat((known, fresh), 1)
-        self._images = torch.cat((images, self._apply(self._here, fresh)), 1)
-        # In units of the bound, so that squares stay in range.
-        self._images = self._images / self._bound[:, None, None]
-        return tuple(_planes(t @ t.mT) for t in (self._basis, self._images))  # type: ignore[return-value]
+        back = back / torch.linalg.vector_norm(back, dim=2, keepdim=True).clamp_min(TINY)
+        self._basis = torch.cat((known, back), 1)
+        self._images = torch.cat((images, self._apply(back)), 1)
+        basis, images = (_planes(t @ t.mT) for t in (self._basis, self._images))
+        return basis, images
 
-    def keep(self, mix: Tensor, values: Tensor) -> None:
+    def keep(self, mix: Tensor) -> None:
         mix = mix[:, ::2, ::2]  # all is real
-        self._right, self._left = mix @ self._basis, mix @ self._images
-        known = self.state["vectors"]
-        known.copy_(torch.where(self._is_sound, self._right, known))
+        self._images = mix @ self._images
+        torch.bmm(mix, self._basis, out=self.state["vectors"])
 
     def cuts(self, places: Tensor, values: Tensor) -> Tensor:
         at = places[..., None]
         left, right = (
-            t.gather(1, at.expand(-1, -1, t.shape[2])) for t in (self._left, self._right)
+            t.gather(1, at.expand(-1, -1, t.shape[2]))
+            for t in (self._images, self.state["vectors"])
         )
         self._cuts, self._size = of_unit_size(self._gradients(left, right))
         return torch.bmm(self._cuts, self._cuts.mT)
 
-    def move(self, step: Move) -> list[Tensor]:
-        change = torch.bmm(step.multipliers[:, None], self._cuts)[:, 0]
-        change = change * (self._bound[:, None] / self._size)
-        scaled = self._weights * step.scale[:, None] ** (1 / self.degree)
-        touched = step.is_touched[:, None]
-        self.state["weights"].copy_(torch.where(touched, scaled - change, self._weights))
-        new = torch.where(touched, self.state["weights"], self._stored)
-        return self._split(new)
-
-    def old(self) -> list[Tensor]:
-        return self._split(self._stored)
-
-    def _with(self, weights: Tensor) -> dict[str, Tensor]:
-        return self._values | dict(zip(self._moving, self._split(weights), strict=True))
+    def changes(self, move: Move) -> list[Tensor]:
+        share = 1 - (1 - move.share[:, None]) ** (1 / self.degree)
+        times = self._bound ** (1 / self.degree - 1) / self._size
+        along = torch.bmm((move.cuts * times)[:, None], self._cuts)[:, 0]
+        return self._split(torch.addcmul(along, self._stored, share))
 
     def _flat(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat([part.flatten(1) for part in parts], 1)
@@ -158,10 +136,10 @@ class Vectors(CutGroup):
 
         return apply
 
-    def _apply(self, values: dict[str, Tensor], rows: Tensor) -> Tensor:
-        return _each(self._map(), values, rows)
+    def _apply(self, rows: Tensor) -> Tensor:
+        return _each(self._map(), self._values, rows)
 
-    def _adjoint(self, values: dict[str, Tensor], images: Tensor) -> Tensor:
+    def _adjoint(self, images: Tensor) -> Tensor:
         apply = self._map()
 
         def back(values: dict[str, Tensor], images: Tensor) -> Tensor:
@@ -169,7 +147,7 @@ class Vectors(CutGroup):
             result: Tensor = vjp(lambda rows: apply(values, rows), zeros)[1](images)[0]
             return result
 
-        return _each(back, values, images)
+        return _each(back, self._values, images)
 
     def _gradients(self, left: Tensor, right: Tensor) -> Tensor:
         """Of `<u, M v>` in what moves, for each pair of each layer: `(B, k, all that moves)`."""
@@ -184,7 +162,7 @@ class Vectors(CutGroup):
             slopes = vmap(grad(value), (None, None, 0, 0))(own, rest, *both)
             return self._flat([slopes[name] for name in self._moving])
 
-        return _each(of_layer, self._here, (left, right))
+        return _each(of_layer, self._values, (left, right))
 
 
 def _each(function: Callable[..., Tensor], values: dict[str, Tensor], given: Any) -> Tensor:

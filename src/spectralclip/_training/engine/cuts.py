@@ -1,0 +1,134 @@
+"""Layers that are followed by singular pairs, of which the largest are cut."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from spectralclip._training.engine.group import Found, Group, Kind, joined
+from spectralclip._training.engine.small import (
+    TINY,
+    leading,
+    multipliers,
+    quarter_turns,
+)
+from spectralclip._training.engine.tuning import TUNING
+
+SMALLEST = 1e-6  # times the bound: values that never make a cut
+
+
+class Follower(ABC):
+    """Groups whose singular pairs are looked for together, by a step of block Lanczos.
+
+    Attributes:
+        groups: Of which it consists.
+        width: Vectors that are followed at each place.
+        rounds: How often to step after each step of the optimizer.
+    """
+
+    groups: Sequence[Group]
+    width: int
+    rounds: int = 1
+
+    @abstractmethod
+    def look(self) -> tuple[Tensor, Tensor]:
+        """Send the known vectors through the layers and back, and what comes back once more.
+
+        Returns:
+            Gram matrices of the planes of both together, and of their images.
+        """
+
+    @abstractmethod
+    def keep(self, mix: Tensor) -> None:
+        """Go on with the leading vectors of the space that was looked at."""
+
+    @abstractmethod
+    def cuts(self, places: Tensor, values: Tensor) -> Tensor:
+        """Take some of the values for cuts; products of their gradients, each times its value."""
+
+
+@final
+class Cuts(Kind):
+    """All layers that are cut; those of equally many vectors are solved for at once.
+
+    Args:
+        followers: Of any width.
+        by_products: Without factorizations, for devices that have none.
+    """
+
+    def __init__(self, followers: Sequence[Follower], by_products: bool) -> None:
+        self._followers = sorted(followers, key=lambda one: one.width)
+        self.groups = [group for one in self._followers for group in one.groups]
+        self.rounds = max(one.rounds for one in followers)
+        self._by_products = by_products
+        like = self.groups[0].state["vectors"]
+        self._tables = {
+            width: (quarter_turns(2 * width, like), torch.eye(4 * width).to(like))
+            for width in sorted({one.width for one in followers})
+        }
+        self._eye = torch.eye(TUNING.cuts).to(like)
+
+    def look(self) -> None:
+        self._values = []
+        for width, (turns, eye) in self._tables.items():
+            own = [one for one in self._followers if one.width == width]
+            grams = [one.look() for one in own]
+            sizes = [len(basis) for basis, _ in grams]
+            bases, images = (joined(parts) for parts in zip(*grams, strict=True))
+            mix, values = leading(bases, images, turns, eye, by_products=self._by_products)
+            for one, part, found in zip(own, mix.split(sizes), values.split(sizes), strict=True):
+                one.keep(part)
+                count = sum(group.count for group in one.groups)
+                self._values.append(found.reshape(count, -1))
+
+    def norms(self) -> Tensor:
+        return joined([values.amax(1) for values in self._values])
+
+    def find(self, target: Tensor, last: Tensor, far: bool) -> Found:
+        """The nearest point at which none of the leading values is above its target.
+
+        Where more values are above the bound than there are cuts, the layer is scaled first.
+        """
+        chosen = [_largest(values) for values in self._values]
+        pairs = zip(self._followers, chosen, strict=True)
+        products = joined([one.cuts(places, own) for one, (own, places) in pairs])
+        values = joined([own for own, _ in chosen])
+        top = values[:, 0].clamp_min(TINY)
+        grown = top / last - 1
+        most = limit(grown, TUNING.far if far else 1 + TUNING.most) / top
+        scale = torch.minimum(1 / values[:, -1].clamp_min(TINY), most).clamp(max=1.0)
+        inverse = (1 / values).masked_fill(values <= SMALLEST, 0)
+        Q = products * (inverse[:, :, None] * inverse[:, None])
+        excess = torch.addcmul(-target[:, None], values, scale[:, None])
+        factors = multipliers(Q, excess, self._eye, TUNING.rounds)
+        return Found(scale, top * scale, grown, factors.amax(1) > 0, factors * inverse)
+
+
+def limit(grown: Tensor, most: float) -> Tensor:
+    """Times the bound, what is scaled down before it is cut.
+
+    Of weights that have been replaced, one step does not show all: the more a norm has grown in
+    one step, the lower.
+    """
+    return most - (most - 1 + TUNING.unseen) * grown.clamp(0.0, 1.0)
+
+
+def of_unit_size(gradients: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of each layer over the length of the longest, whose square might overflow."""
+    size = torch.linalg.vector_norm(gradients, ord=torch.inf, dim=(1, 2)).clamp_min(TINY)
+    scaled = gradients / size[:, None, None]
+    length = torch.linalg.vector_norm(scaled, dim=2).amax(1).clamp_min(TINY)
+    return scaled / length[:, None, None], (size * length)[:, None]
+
+
+def _largest(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of each row with their places; zeros where there are not so many."""
+    count = values.shape[1]
+    values = pad(values, (0, TUNING.cuts - count)) if count < TUNING.cuts else values
+    top, places = torch.topk(values, TUNING.cuts)
+    return top, places.clamp(max=count - 1) if count < TUNING.cuts else places
