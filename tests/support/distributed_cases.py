@@ -68,7 +68,7 @@ class Scaling(MethodState):
                 factor = bound / (norm + 0.1 * float(self.memory[name]))
                 with torch.no_grad():
                     weight.mul_(factor)
-                self.sharing.project_momenta([([weight], weight.detach().clone()[None])])
+                self.sharing.project_momenta([([weight], [weight.detach().clone()])])
                 self.latest[name] = factor * norm
 
     def norms(self) -> dict[str, float]:

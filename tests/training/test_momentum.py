@@ -77,7 +77,7 @@ def test_what_pushes_outward_is_taken_out_and_nothing_else(make: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     inward = torch.randn(layer.weight.shape, generator=generator)
     inward *= -torch.sign((inward * momentum.buffer / metric).sum())  # a step would undo it
-    (new,) = without_outward([[momentum]], [inward[None]])
+    (new,) = without_outward([[momentum]], [[inward]])
     step, left = momentum.buffer / metric, new / metric
     assert (inward * step).sum() < 0
     assert abs((inward * left).sum()) < 1e-4 * inward.norm() * step.norm()
@@ -86,7 +86,7 @@ def test_what_pushes_outward_is_taken_out_and_nothing_else(make: Any) -> None:
         left - step, ((left - step) * inward).sum() / inward.norm() ** 2 * inward
     )
     assert left.norm() <= step.norm()
-    (same,) = without_outward([[momentum]], [-inward[None]])
+    (same,) = without_outward([[momentum]], [[-inward]])
     assert torch.equal(same, momentum.buffer)
 
 
@@ -122,7 +122,7 @@ def test_entries_without_gradients_leave_the_momentum_finite() -> None:
     optimizer.param_groups[0]["eps"] = 0.0
     momentum = momentum_of(optimizer, layer.weight)
     assert momentum is not None
-    (buffer,) = without_outward([[momentum]], [-torch.ones(1, 3, 4)])
+    (buffer,) = without_outward([[momentum]], [[-torch.ones(3, 4)]])
     assert torch.isfinite(buffer).all()
 
 

@@ -39,7 +39,7 @@ class Momentum:
 
 
 def without_outward(
-    momenta: Sequence[Sequence[Momentum]], directions: Sequence[Tensor]
+    momenta: Sequence[Sequence[Momentum]], directions: Sequence[Sequence[Tensor]]
 ) -> list[Tensor]:
     """Buffers without what pushes each weight back along its direction, all one behind another.
 
@@ -49,23 +49,25 @@ def without_outward(
 
     Args:
         momenta: By group, those of its equally shaped weights.
-        directions: By group, along what they have been moved inward, one behind another.
+        directions: By group, along what each has been moved inward.
     """
-    stacks, alongs, products, sizes = [], [], [], []
-    for own, direction in zip(momenta, directions, strict=True):
-        stack = torch.stack([momentum.buffer for momentum in own]).to(direction.dtype)
-        inward = along = direction.flatten(1)
-        step = stack.flatten(1)
+    stacks, alongs, products = [], [], []
+    for own, inward in zip(momenta, directions, strict=True):
+        buffers = [momentum.buffer.to(inward[0].dtype) for momentum in own]
+        pair = torch.stack([*buffers, *inward]).unflatten(0, (2, -1))
+        stack, along = pair
         if own[0].squares is not None:
             squares = torch.stack([m.squares for m in own if m.squares is not None])
-            roots = squares.to(inward.dtype).sqrt_().add_(own[0].eps + TINY).flatten(1)
-            along, step = inward * roots, step / roots
+            roots = squares.to(pair.dtype).sqrt_().add_(own[0].eps + TINY)
+            pair = torch.stack((stack / roots, along))
+            along = along * roots
+        # `<d, P b>` and `<d, d>`.
+        dots = torch.bmm(pair.flatten(2).transpose(0, 1), pair[1].flatten(1)[..., None])
+        products.append(dots[..., 0])
         stacks.append(stack)
-        alongs.append(along.view_as(stack))
-        products.append(torch.bmm(inward[:, None], step[..., None])[:, 0, 0])
-        sizes.append(torch.linalg.vector_norm(inward, dim=1))
-    length = torch.cat(sizes).clamp_min(TINY)
-    shares = (torch.cat(products) / length / length).neg_().relu_()
+        alongs.append(along)
+    found = torch.cat(products)
+    shares = (-found[:, 0] / found[:, 1].clamp_min(TINY)).relu_().nan_to_num_(0.0, 0.0, 0.0)
     parts = shares.split([len(own) for own in momenta])
     return [
         buffer.to(momentum.buffer.dtype)

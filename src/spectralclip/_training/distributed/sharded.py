@@ -129,7 +129,7 @@ class Sharded(Sharing):
         try:
             for n, momentum in wholes.items():
                 for direction in directions[n]:
-                    momentum.buffer.copy_(without_outward([[momentum]], [direction[None]])[0])
+                    momentum.buffer.copy_(without_outward([[momentum]], [[direction]])[0])
         finally:
             back.send()
 

@@ -13,7 +13,7 @@ from spectralclip._models import FoundLayer
 from spectralclip._training.momentum import without_outward
 from spectralclip._training.optimizers import Optimizers
 
-Moved: TypeAlias = tuple[Sequence[Tensor], Tensor]
+Moved: TypeAlias = tuple[Sequence[Tensor], Sequence[Tensor]]
 
 
 class Sharing(ABC):
@@ -57,8 +57,7 @@ class Sharing(ABC):
         """Take out of what the optimizer remembers what pushes weights back out, now or later.
 
         Args:
-            moved: Equally shaped parameters of `mine`, and along what they have been moved inward,
-                one behind another.
+            moved: Equally shaped parameters of `mine`, and along what each has been moved inward.
         """
 
     @abstractmethod
@@ -112,11 +111,10 @@ class Alone(Sharing):
 def project_momenta_(optimizers: Optimizers, moved: Sequence[Moved]) -> list[Tensor]:
     """Project the momentum of each parameter that has one; those parameters."""
     momenta, directions, changed = [], [], []
-    for parameters, direction in moved:
+    for parameters, inward in moved:
         found = [(n, m) for n, p in enumerate(parameters) if (m := optimizers.momentum_of(p))]
         if found:
-            whole = len(found) == len(parameters)
-            directions.append(direction if whole else direction[[n for n, _ in found]])
+            directions.append([inward[n] for n, _ in found])
             momenta.append([momentum for _, momentum in found])
             changed += [parameters[n] for n, _ in found]
     if momenta:

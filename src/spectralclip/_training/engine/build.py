@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from spectralclip._clipping import moving_names
-from spectralclip._common import Shape
 from spectralclip._linalg import has_float64
 from spectralclip._models import FoundLayer
 from spectralclip._operators import TRANSPOSED, AffineFunction, ConvMap, as_operator, operator_at
@@ -35,18 +34,16 @@ class Member:
     """A layer in one of the ways in which it is followed.
 
     Attributes:
-        name: Of the layer.
         key: What members must have in common to be one group.
         moving: The parameters that move.
         part: What a group is made of.
-        make: Makes a group of such parts, by name.
+        make: Makes a group of such parts.
     """
 
-    name: str
     key: Any
     moving: tuple[Tensor, ...]
     part: Any
-    make: Callable[[Mapping[str, Any]], Group]
+    make: Callable[[list[Any]], Group]
 
 
 def stages_of(
@@ -66,7 +63,7 @@ def stages_of(
     stages: list[dict[Any, list[Member]]] = []
     taken: list[set[int]] = []
     for name, found in layers.items():
-        for member in _members(name, found, vectors, seed):
+        for member in _members(found, vectors, f"{seed}, {name}"):
             own = {id(parameter) for parameter in member.moving}
             at = max((n + 1 for n, ids in enumerate(taken) if ids & own), default=0)
             if at == len(stages):
@@ -74,17 +71,14 @@ def stages_of(
                 taken.append(set())
             stages[at].setdefault(member.key, []).append(member)
             taken[at] |= own
-    made = (
-        [own[0].make({m.name: m.part for m in own}) for own in groups.values()] for groups in stages
-    )
+    made = [[own[0].make([m.part for m in own]) for own in stage.values()] for stage in stages]
     return [Stage(_kinds(groups), headroom) for groups in made]
 
 
 def _kinds(groups: Sequence[Group]) -> list[Kind]:
     """Groups that are followed in the same way, put together."""
-    device = groups[0].parameters()[0][0].device
     # What lacks float64 lacks most of linear algebra, but for products.
-    by_products = not has_float64(device)
+    by_products = not has_float64(groups[0].parameters()[0][0].device)
     tori: dict[Any, list[Modes]] = {}
     for group in groups:
         if isinstance(group, Modes):
@@ -98,28 +92,31 @@ def _kinds(groups: Sequence[Group]) -> list[Kind]:
     return kinds + ([Clamps(factors)] if factors else [])
 
 
-def _members(name: str, found: FoundLayer, vectors: int, seed: int) -> list[Member]:
+def _members(found: FoundLayer, vectors: int, origin: str) -> list[Member]:
     """The ways in which a layer is followed, in their order."""
-    origin = f"{seed}, {name}"
-    layer = ConstrainedLayer.of(found, origin)
-    first = found.modules[0]
+    layer, first = ConstrainedLayer.of(found, origin), found.modules[0]
     if isinstance(first, BatchNorm) and len(found.modules) == 1:
         weight = first._parameters["weight"]
         assert weight is not None
         key = (Factors, weight.shape, weight.dtype, weight.device, first.eps)
-        return [Member(name, key, (weight,), first, Factors)]
+        return [Member(key, (weight,), (found.name, first), lambda norms: Factors(dict(norms)))]
     conv = None if layer is None else as_operator(layer.module, layer.in_shapes[0]).convolution
     if layer is None or (conv is None and not isinstance(layer.module, nn.Linear)):
-        return _by_vectors(name, found, layer, vectors, origin)
-    is_dense = conv is None or conv.has_separate_windows
-    if is_dense and layer.norm is None:
-        return [_matrix(name, layer)]
-    modes = _by_modes(name, layer, conv, vectors)
+        return _by_vectors(found, layer, vectors, origin)
+    if layer.norm is None and (conv is None or conv.has_separate_windows):
+        return [Member((Matrices, layer.kind), (layer.weight,), layer, Matrices)]
+    places = _places(layer, conv)
+    modes = Member(
+        (Modes, layer.kind, modes_key(*places)),
+        (layer.moving,),
+        layer,
+        lambda own: Modes(own, *places, vectors),
+    )
     if conv is None or _is_on_modes(conv):
         return [modes]
     # Inside an image any convolution acts on Fourier modes: these go first, so that full vectors
     # have to deal with the borders only.
-    others = _by_vectors(name, found, layer, vectors, origin)
+    others = _by_vectors(found, layer, vectors, origin)
     return others if isinstance(layer.module, TRANSPOSED) else [modes, *others]
 
 
@@ -131,28 +128,22 @@ def _is_on_modes(conv: ConvMap) -> bool:
     return geometry.mode == "zeros" or (geometry.mode == "circular" and not uneven)
 
 
-def _matrix(name: str, layer: ConstrainedLayer) -> Member:
-    key = (Matrices, *_kind(layer))
-
-    def make(layers: Mapping[str, ConstrainedLayer]) -> Group:
-        return Matrices(list(layers.values()), [seeded(one.origin) for one in layers.values()])
-
-    return Member(name, key, (layer.weight,), layer, make)
-
-
-def _by_modes(name: str, layer: ConstrainedLayer, conv: ConvMap | None, vectors: int) -> Member:
-    places = _places(layer, conv)
-    key = (Modes, *_kind(layer), modes_key(*places))
-
-    def make(layers: Mapping[str, ConstrainedLayer]) -> Group:
-        own = list(layers.values())
-        return Modes(own, *places, vectors, [seeded(one.origin) for one in own])
-
-    return Member(name, key, (layer.moving,), layer, make)
+def _places(layer: ConstrainedLayer, conv: ConvMap | None) -> tuple[Taps, Frequencies]:
+    """Where the modes of a layer are: on the grid of its own torus where that is small."""
+    if conv is None:
+        return Taps.of((1,), (1,), (1,)), Frequencies.on_grid((1,))
+    geometry, kernel = conv.geometry, tuple(conv.weight.shape[2:])
+    taps = Taps.of(kernel, geometry.stride, geometry.dilation)
+    everywhere = Frequencies.everywhere(taps)
+    if len(layer.in_shapes) > 1 or geometry.mode != "circular" or not _is_on_modes(conv):
+        return taps, everywhere
+    sides = zip(conv.source.shape[1:], geometry.stride, strict=True)
+    grid = Frequencies.on_grid(tuple(side // step for side, step in sides))
+    return taps, min(grid, everywhere, key=lambda one: len(one.centers))
 
 
 def _by_vectors(
-    name: str, found: FoundLayer, layer: ConstrainedLayer | None, vectors: int, origin: str
+    found: FoundLayer, layer: ConstrainedLayer | None, vectors: int, origin: str
 ) -> list[Member]:
     made = []
     for shape in found.in_shapes:
@@ -161,24 +152,20 @@ def _by_vectors(
         function = AffineFunction(list(found.modules), smaller)
         moving = _moving(function, layer)
         degree = _degree(function, moving)
-        stages = tuple((stage.name, _text(stage.layer)) for stage in function.stages)
+        stages = tuple((stage.name, repr(stage.layer)) for stage in function.stages)
         shapes = tuple((n, v.shape, v.dtype) for n, v in function.values.items())
         # Modules of one's own may differ in what does not show: each is a group of its own.
-        alone = name if layer is None else ""
+        alone = found.name if layer is None else ""
         key = (Vectors, alone, smaller, stages, shapes, tuple(moving), function.device)
+        part = (found.name, function, seeded(f"{origin}, {shape}"))
+
+        def make(parts: list[Any], moving: Sequence[str] = moving, degree: float = degree) -> Group:
+            names, functions, generators = zip(*parts, strict=True)
+            return Vectors(names, functions, moving, degree, WIDER * vectors, generators)
+
         parameters = tuple(function.parameters[own] for own in moving)
-        part = (function, moving, degree, f"{origin}, {shape}")
-        made.append(Member(name, key, parameters, part, _vectors_maker(vectors)))
+        made.append(Member(key, parameters, part, make))
     return made
-
-
-def _vectors_maker(vectors: int) -> Callable[[Mapping[str, Any]], Group]:
-    def make(parts: Mapping[str, Any]) -> Group:
-        functions, moving, degrees, origins = zip(*parts.values(), strict=True)
-        generators = [seeded(origin) for origin in origins]
-        return Vectors(list(parts), functions, moving[0], degrees[0], WIDER * vectors, generators)
-
-    return make
 
 
 def _moving(function: AffineFunction, layer: ConstrainedLayer | None) -> list[str]:
@@ -189,46 +176,10 @@ def _moving(function: AffineFunction, layer: ConstrainedLayer | None) -> list[st
 
 def _degree(function: AffineFunction, moving: list[str]) -> float:
     """By which power the layer grows if what moves is multiplied."""
-    generator = torch.Generator("cpu").manual_seed(0)
-    x = torch.randn(1, *function.in_shape, generator=generator, device="cpu")
+    x = torch.randn(1, *function.in_shape, generator=seeded("degree"), device="cpu")
     x = x.to(function.device, function.dtype)
     doubled = {name: 2 * function.values[name] for name in moving}
     with torch.no_grad():
         before, after = (function.linear_part(x, own).norm() for own in (None, doubled))
     ratio = float(after / before)
     return math.log2(ratio) if 1.1 < ratio < math.inf else 1.0
-
-
-def _kind(layer: ConstrainedLayer) -> tuple[Any, ...]:
-    """What must be equal of all layers of a group."""
-    weight, norm = layer.weight, layer.norm
-    eps = None if norm is None else norm.eps
-    has_factor = norm is not None and norm._parameters.get("weight") is not None
-    return (
-        weight.shape,
-        weight.dtype,
-        weight.device,
-        layer.groups,
-        eps,
-        has_factor,
-        layer.gamma is None,
-    )
-
-
-def _places(layer: ConstrainedLayer, conv: ConvMap | None) -> tuple[Taps, Frequencies]:
-    """Where the modes of a layer are: on the grid of its own torus where that is small."""
-    if conv is None:
-        taps = Taps.of((1,), (1,), (1,))
-        return taps, Frequencies.on_grid((1,))
-    geometry = conv.geometry
-    taps = Taps.of(tuple(conv.weight.shape[2:]), geometry.stride, geometry.dilation)
-    everywhere = Frequencies.everywhere(taps)
-    if len(layer.in_shapes) > 1 or geometry.mode != "circular" or not _is_on_modes(conv):
-        return taps, everywhere
-    sides: Shape = tuple(conv.source.shape[1:])
-    sizes = tuple(side // step for side, step in zip(sides, geometry.stride, strict=True))
-    return taps, min(Frequencies.on_grid(sizes), everywhere, key=lambda one: len(one.centers))
-
-
-def _text(value: Any) -> str:
-    return repr(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
 from spectralclip._operators import CONVS, TRANSPOSED, is_plain
 from spectralclip._training.engine.group import stacked
+from spectralclip._training.method import seeded
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
@@ -69,6 +70,19 @@ class ConstrainedLayer:
     def moving(self) -> Tensor:
         """The parameter to move: of a batch norm its factor, since it undoes all others."""
         return self.weight if self.gamma is None else self.gamma
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What must be equal of all layers of a group."""
+        weight, norm = self.weight, self.norm
+        shared = (weight.shape, weight.dtype, weight.device, self.groups)
+        if norm is None:
+            return shared
+        return (*shared, norm.eps, norm._parameters.get("weight") is None, self.gamma is None)
+
+    def generator(self) -> torch.Generator:
+        """For its random vectors."""
+        return seeded(self.origin)
 
     @property
     def groups(self) -> int:

@@ -16,6 +16,7 @@ from spectralclip._training.engine.small import (
     leading,
     multipliers,
     quarter_turns,
+    unit_matrix,
 )
 from spectralclip._training.engine.tuning import TUNING
 
@@ -68,10 +69,10 @@ class Cuts(Kind):
         self._by_products = by_products
         like = self.groups[0].state["vectors"]
         self._tables = {
-            width: (quarter_turns(2 * width, like), torch.eye(4 * width).to(like))
+            width: (quarter_turns(2 * width, like), unit_matrix(4 * width, like))
             for width in sorted({one.width for one in followers})
         }
-        self._eye = torch.eye(TUNING.cuts).to(like)
+        self._eye = unit_matrix(TUNING.cuts, like)
 
     def look(self) -> None:
         self._values = []

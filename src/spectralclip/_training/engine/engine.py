@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -16,6 +17,7 @@ from spectralclip._training.distributed.sharing import Moved
 from spectralclip._training.engine.build import stages_of
 from spectralclip._training.engine.group import Group
 from spectralclip._training.engine.stage import Stage
+from spectralclip._training.engine.vectors import Vectors
 
 WARM_UP = 12  # refreshes of vectors that begin at random
 ROUNDS = 5  # of cuts where a bound is new or much lower than it was
@@ -23,6 +25,32 @@ MOST = 1e30  # the largest bound
 NEAR = 0.98  # share of a bound above which a lower one is reached in one step
 MOST_GRAPHS = 256
 MOST_LAG = 1.1  # a norm over its estimate, that a target makes up for
+
+
+@final
+@dataclass(frozen=True)
+class Place:
+    """Where a layer is in one of the ways in which it is followed."""
+
+    stage: Stage
+    group: Group
+    start: int
+    index: int
+
+    @property
+    def within(self) -> slice:
+        """Its kernels, among those of the group."""
+        return slice(self.index * self.group.kernels, (self.index + 1) * self.group.kernels)
+
+    @property
+    def own(self) -> slice:
+        """Its kernels, among those of the stage."""
+        return slice(self.start + self.within.start, self.start + self.within.stop)
+
+    def state(self) -> dict[str, Tensor]:
+        """What is remembered of it, as views."""
+        of_group = {key: tensor[self.within] for key, tensor in self.group.state.items()}
+        return of_group | {key: tensor[self.own] for key, tensor in self.stage.state.items()}
 
 
 @final
@@ -41,7 +69,6 @@ class Engine:
         seed: int,
         compile: bool,
     ) -> None:
-        self._layers = dict(layers)
         device = next((p.device for p in _parameters(layers)), torch.device("cpu"))
         self.is_on_host = device.type == "cpu"
         width = vectors or (2 if self.is_on_host else 4)
@@ -49,13 +76,18 @@ class Engine:
         self._bounds: dict[str, float] = {}
         self._active: set[str] = set()
         self._is_far = False
-        self._places: dict[str, list[tuple[Stage, Group, slice]]] = {}
+        self._places: dict[str, list[Place]] = {}
         for stage in self._stages:
             for group, own in zip(stage.groups, stage.slices, strict=True):
                 for index, name in enumerate(group.names):
-                    at = own.start + index * group.kernels
-                    place = (stage, group, slice(at, at + group.kernels))
-                    self._places.setdefault(name, []).append(place)
+                    self._places.setdefault(name, []).append(Place(stage, group, own.start, index))
+        # What is followed by full vectors is called as it is in evaluation.
+        self._called = [
+            module
+            for name, places in self._places.items()
+            for module in layers[name].modules
+            if any(isinstance(place.group, Vectors) for place in places)
+        ]
         self._is_compiled = compile
         self._runs = [
             torch.compile(stage.run, fullgraph=True, dynamic=False) if compile else stage.run
@@ -68,13 +100,13 @@ class Engine:
             before = self._bounds.get(name, math.inf)
             if before != bound:
                 self._is_far = self._is_far or bound < NEAR * before
-                for stage, _, own in self._places[name]:
-                    stage.bounds[own] = bound
-                    stage.state["norm"][own] *= min(before, MOST) / bound
+                for place in self._places[name]:
+                    place.stage.bounds[place.own] = bound
+                    place.state()["norm"].mul_(min(before, MOST) / bound)
                 self._bounds[name] = bound
         for name in self._active.symmetric_difference(bounds):
-            for stage, _, own in self._places[name]:
-                stage.is_active[own] = name in bounds
+            for place in self._places[name]:
+                place.stage.is_active[place.own] = name in bounds
         self._active = set(bounds)
 
     @torch.no_grad()
@@ -95,26 +127,26 @@ class Engine:
         with self._evaluating():
             for stage, run in zip(self._stages, self._runs, strict=True):
                 for _ in range(rounds * stage.rounds):
-                    changes = stage.run(far=True) if self._is_far else run()
-                    yield _changed(stage, changes, selective)
+                    values = stage.run(far=True) if self._is_far else run()
+                    yield _written(stage, values, selective)
         self._is_far = False
 
     def norms(self) -> dict[str, float]:
         """The norm of each layer after the last step, as it is known; NaN if it is not finite."""
-        lost, found = self.lost(), {}
-        read = {id(stage): stage.norms().tolist() for stage in self._stages}
-        for name, places in self._places.items():
-            norms = [norm for stage, _, own in places for norm in read[id(stage)][own]]
-            found[name] = math.nan if name in lost else max(norms)
-        return found
+        lost = self.lost()
+        found = self._read({id(stage): stage.norms() for stage in self._stages})
+        return {name: math.nan if name in lost else max(own) for name, own in found.items()}
 
     def lost(self) -> set[str]:
         """The layers of which something was not finite at the last step."""
-        read = {id(stage): stage.is_lost.tolist() for stage in self._stages}
+        found = self._read({id(stage): stage.is_lost for stage in self._stages})
+        return {name for name, flags in found.items() if any(flags)}
+
+    def _read(self, by_stage: Mapping[int, Tensor]) -> dict[str, list[Any]]:
+        read = {stage: tensor.tolist() for stage, tensor in by_stage.items()}
         return {
-            name
+            name: [value for place in places for value in read[id(place.stage)][place.own]]
             for name, places in self._places.items()
-            if any(any(read[id(stage)][own]) for stage, _, own in places)
         }
 
     @torch.no_grad()
@@ -123,18 +155,20 @@ class Engine:
         if not (0 < norm < math.inf and 0 < estimate < math.inf):
             return
         found = min(max(norm / estimate, 1.0), MOST_LAG)
-        for stage, group, own in self._places[name]:
-            lag = stage.state["lag"][own]
-            lag.copy_(torch.maximum((lag + found) / 2, torch.full_like(lag, found)))
+        for place in self._places[name]:
+            state = place.state()
+            state["lag"].copy_(((state["lag"] + found) / 2).clamp_min(found))
             if norm > bound:
-                start = stage.slices[stage.groups.index(group)].start
-                group.shrink((own.start - start) // group.kernels, bound / norm)
-                stage.state["norm"][own] *= bound / norm
+                place.group.shrink(place.index, bound / norm)
+                state["norm"].mul_(bound / norm)
 
     def layer_states(self) -> dict[str, Any]:
         """By layer, what is remembered, in the order of its places."""
         return {
-            name: {"places": [_state(*place) for place in places], "is_far": self._is_far}
+            name: {
+                "places": [{k: v.clone() for k, v in one.state().items()} for one in places],
+                "is_far": self._is_far,
+            }
             for name, places in self._places.items()
         }
 
@@ -143,21 +177,13 @@ class Engine:
         """Go on from there."""
         self._is_far = any(state["is_far"] for state in states.values())
         for name, state in states.items():
-            for (stage, group, own), saved in zip(
-                self._places.get(name, []), state["places"], strict=False
-            ):
-                start = own.start - stage.slices[stage.groups.index(group)].start
-                within = slice(start, start + group.kernels)
-                for key, tensor in group.state.items():
-                    tensor[within] = saved[key].to(tensor)
-                for key, tensor in stage.state.items():
-                    tensor[own] = saved[key].to(tensor)
+            for place, saved in zip(self._places.get(name, []), state["places"], strict=False):
+                for key, tensor in place.state().items():
+                    tensor.copy_(saved[key])
 
     def _evaluating(self) -> ExitStack:
         stack = ExitStack()
-        stack.enter_context(
-            evaluation_mode([m for layer in self._layers.values() for m in layer.modules])
-        )
+        stack.enter_context(evaluation_mode(self._called))
         if self._is_compiled:
             # Each stage is another graph of the same code, of which torch keeps few.
             from torch._dynamo import config
@@ -168,30 +194,19 @@ class Engine:
         return stack
 
 
-def _state(stage: Stage, group: Group, own: slice) -> dict[str, Tensor]:
-    start = own.start - stage.slices[stage.groups.index(group)].start
-    within = slice(start, start + group.kernels)
-    kept = {key: tensor[within].clone() for key, tensor in group.state.items()}
-    return kept | {key: tensor[own].clone() for key, tensor in stage.state.items()}
-
-
-def _changed(stage: Stage, changes: list[Tensor], selective: bool) -> list[Moved]:
-    """Take the changes off the parameters of a stage; those, and along what they have moved."""
-    parameters = stage.parameters()
-    if not selective:
-        torch._foreach_sub_(
-            [tensor for own in parameters for tensor in own],
-            [part for stacked in changes for part in stacked.unbind()],
-        )
-        return list(zip(parameters, changes, strict=True))
-    moved: list[Moved] = []
-    for own, along, flags in zip(parameters, changes, _touched(stage), strict=True):
-        chosen = [n for n, is_touched in enumerate(flags) if is_touched]
-        for n in chosen:
-            own[n].sub_(along[n])
-        if chosen:
-            moved.append(([own[n] for n in chosen], along[chosen]))
-    return moved
+def _written(stage: Stage, values: list[Tensor], selective: bool) -> list[Moved]:
+    """Write new values to the parameters of a stage; those, and along what they have moved."""
+    parameters, new = stage.parameters(), [list(stacked) for stacked in values]
+    if selective:
+        chosen = [[n for n, moved in enumerate(own) if moved] for own in _touched(stage)]
+        parameters = [[own[n] for n in at] for own, at in zip(parameters, chosen, strict=True)]
+        new = [[own[n] for n in at] for own, at in zip(new, chosen, strict=True)]
+    flat, parts = [p for own in parameters for p in own], [part for own in new for part in own]
+    if not flat:
+        return []
+    inward = iter(torch._foreach_sub(flat, parts))
+    torch._foreach_copy_(flat, parts)
+    return [(own, [next(inward) for _ in own]) for own in parameters if own]
 
 
 def _touched(stage: Stage) -> list[list[bool]]:

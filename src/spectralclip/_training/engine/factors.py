@@ -29,16 +29,16 @@ class Factors(Group):
         variances = stacked([norm.running_var for norm in self._norms])  # type: ignore[misc]
         stack = stacked(self.parameters()[0])
         scales = (stack * torch.rsqrt(variances + self._norms[0].eps)).abs()
-        self._stored, self._scales = finite(stack), finite(scales)
+        self._stored, self._scales = stack, finite(scales)
         return scales.amax(1)
 
     def normalize(self, unit: Tensor, bound: Tensor) -> None:
         self.peaks = self._scales.amax(1) * unit
 
-    def changes(self, move: Move) -> list[Tensor]:
+    def moved(self, move: Move) -> list[Tensor]:
         bound = move.cuts[:, None]
-        share = (1 - bound / self._scales).clamp_min(0)
-        return [self._stored * share.masked_fill(bound == 0, 0)]
+        share = (bound / self._scales).clamp(max=1.0)
+        return [self._stored * share.masked_fill(bound == 0, 1)]
 
 
 @final

@@ -16,15 +16,16 @@ from spectralclip._operators import HALF_PRECISION
 @final
 @dataclass(frozen=True)
 class Move:
-    """What a step takes off some kernels; all zeros for those that stay as they are, bit for bit.
+    """What a step does to some kernels.
 
     Attributes:
-        share: Of the kernel as it is, by which it is made smaller before it is cut.
+        scale: What kernels are multiplied with before they are cut; one for those that stay as
+            they are, bit for bit.
         cuts: Times the bound, how far to go along each cut; of matrices what is above within a
-            block; of batch norms the bound itself.
+            block; of batch norms the bound itself. Zeros for those that stay as they are.
     """
 
-    share: Tensor
+    scale: Tensor
     cuts: Tensor
 
 
@@ -62,8 +63,8 @@ class Group(ABC):
         """
 
     @abstractmethod
-    def changes(self, move: Move) -> list[Tensor]:
-        """What is to be taken off the parameters, as `parameters()` lists them."""
+    def moved(self, move: Move) -> list[Tensor]:
+        """The parameters after the step, stacked over layers, as `parameters()` lists them."""
 
     def shrink(self, index: int, factor: float) -> None:
         """Scale one of the layers, by the host."""
@@ -129,11 +130,11 @@ class Kind(ABC):
             far: Cut even what is far above its bound, which takes more than one step.
         """
 
-    def changes(self, move: Move) -> list[Tensor]:
-        """What is to be taken off the parameters of all groups."""
+    def moved(self, move: Move) -> list[Tensor]:
+        """The parameters of all groups after the step."""
         found = []
         for group, own in zip(self.groups, slices(self.groups), strict=True):
-            found += group.changes(Move(move.share[own], move.cuts[own]))
+            found += group.moved(Move(move.scale[own], move.cuts[own]))
         return found
 
 
@@ -159,13 +160,12 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def largest(kernels: Tensor) -> Tensor:
-    """The largest entry of each; NaN or infinite where one is. A maximum norm takes ten times as
-    long on a CPU."""
+    """The largest entry of each, or what is not finite; a tenth of a maximum norm's time."""
     return kernels.abs().flatten(1).amax(1)
 
 
 def finite(tensor: Tensor) -> Tensor:
-    """With zeros for what is not. With a mask by kernel it takes eight times as long on a CPU."""
+    """With zeros for what is not; an eighth of the time that a mask by kernel takes on a CPU."""
     return torch.nan_to_num(tensor, 0.0, 0.0, 0.0)
 
 

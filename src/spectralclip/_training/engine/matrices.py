@@ -23,7 +23,7 @@ from spectralclip._training.engine.group import (
     largest,
     stacked,
 )
-from spectralclip._training.engine.small import TINY, surplus, whitening
+from spectralclip._training.engine.small import TINY, surplus, unit_matrix, whitening
 from spectralclip._training.engine.tuning import TUNING
 
 SHARE_KEPT = 1e-6  # of a vector in a power step: those of a matrix of zeros stay as they are
@@ -33,9 +33,7 @@ SHARE_KEPT = 1e-6  # of a vector in a power step: those of a matrix of zeros sta
 class Matrices(Group):
     """Equal matrices, of which a block of leading left vectors is followed by power steps."""
 
-    def __init__(
-        self, layers: Sequence[ConstrainedLayer], generators: Sequence[torch.Generator]
-    ) -> None:
+    def __init__(self, layers: Sequence[ConstrainedLayer]) -> None:
         self.names, self.kernels = tuple(layer.name for layer in layers), layers[0].groups
         self._layers = list(layers)
         like = stacked([layers[0].weight])
@@ -43,7 +41,7 @@ class Matrices(Group):
         self._is_tall, side = rows > columns, min(rows, columns)
         self._missing = max(0, TUNING.block - side)
         shape = (self.kernels, side, min(TUNING.block, side))
-        draws = [torch.randn(shape, generator=g, device="cpu") for g in generators]
+        draws = [torch.randn(shape, generator=one.generator(), device="cpu") for one in layers]
         self.state = {"vectors": torch.linalg.qr(torch.cat(draws))[0].mT.contiguous().to(like)}
 
     def parameters(self) -> list[list[Tensor]]:
@@ -52,12 +50,11 @@ class Matrices(Group):
     def read(self) -> Tensor:
         stack = stacked(self.parameters()[0])
         stack = stack.reshape(self.count, -1, stack[0, 0].numel())
-        sound = finite(stack)
-        self._stored = sound.mT if self._is_tall else sound
+        self._stored = stack.mT if self._is_tall else stack
         return largest(stack)
 
     def normalize(self, unit: Tensor, bound: Tensor) -> None:
-        self._weights = self._stored * broadcast(unit, self._stored)
+        self._weights = finite(self._stored) * broadcast(unit, self._stored)
 
     def send(self) -> Tensor:
         """A power step; the Gram matrix of what it leaves, as large as a block."""
@@ -77,14 +74,14 @@ class Matrices(Group):
     def _padded(self, gram: Tensor) -> Tensor:
         return pad(gram, (0, self._missing, 0, self._missing)) if self._missing else gram
 
-    def changes(self, move: Move) -> list[Tensor]:
+    def moved(self, move: Move) -> list[Tensor]:
         known = self.state["vectors"]
         k = known.shape[1]
         above = torch.bmm(move.cuts[:, :k, :k], self._images)
-        scaled = self._stored * broadcast(move.share, self._stored)
-        change = torch.baddbmm(scaled, known.mT, above)
-        change = change.mT if self._is_tall else change
-        return [change.reshape(len(self.names), *self._layers[0].weight.shape)]
+        scaled = self._stored * broadcast(move.scale, self._stored)
+        new = torch.baddbmm(scaled, known.mT, above, alpha=-1)
+        new = new.mT if self._is_tall else new
+        return [new.reshape(len(self.names), *self._layers[0].weight.shape)]
 
 
 @final
@@ -97,7 +94,7 @@ class Blocks(Kind):
     def __init__(self, groups: Sequence[Matrices], by_products: bool) -> None:
         self.groups: Sequence[Matrices] = list(groups)
         self._by_products = by_products
-        self._eye = torch.eye(TUNING.block).to(groups[0].state["vectors"])
+        self._eye = unit_matrix(TUNING.block, groups[0].state["vectors"])
 
     def look(self) -> None:
         grams = joined([group.send() for group in self.groups])
@@ -116,7 +113,7 @@ class Blocks(Kind):
         return whole
 
     def measured(self) -> Tensor:
-        squares = torch.linalg.eigvalsh(decomposable(self._grams))[:, -1]
+        squares: Tensor = torch.linalg.eigvalsh(decomposable(self._grams))[:, -1]
         return squares.clamp_min(0).sqrt().to(self._grams)
 
     def find(self, target: Tensor, last: Tensor, far: bool) -> Found:

@@ -36,7 +36,6 @@ class Modes(Group):
         taps: Of their kernels.
         frequencies: Where to follow them.
         vectors: At each frequency, at most.
-        generators: For the start of each layer.
     """
 
     def __init__(
@@ -45,7 +44,6 @@ class Modes(Group):
         taps: Taps,
         frequencies: Frequencies,
         vectors: int,
-        generators: Sequence[torch.Generator],
     ) -> None:
         self.names, self.kernels = tuple(layer.name for layer in layers), layers[0].groups
         self._layers, self.taps, self.frequencies = list(layers), taps, frequencies
@@ -54,9 +52,8 @@ class Modes(Group):
         self.width = k = max(1, min(vectors, rows // 2))
         self.key = (modes_key(taps, frequencies), k, like.dtype)
         shape = (self.kernels, len(frequencies.centers), k, rows)
-        draws = [
-            torch.randn(shape, dtype=torch.complex64, generator=g, device="cpu") for g in generators
-        ]
+        generators, kind = [layer.generator() for layer in layers], torch.complex64
+        draws = [torch.randn(shape, dtype=kind, generator=g, device="cpu") for g in generators]
         start = torch.linalg.qr(torch.cat(draws).mT)[0].mT
         planes = torch.stack((start.real, start.imag), 3).flatten(2, 3)
         self.state = {
@@ -72,7 +69,7 @@ class Modes(Group):
         # By tap: what is folded over taps needs no permutation then.
         by_tap = [layer.weight.flatten(2).transpose(1, 2) for layer in self._layers]
         stack = stacked(by_tap).contiguous().view(self._shape)
-        self._stored, scales = finite(stack), stacked_scales(self._layers)
+        self._stored, scales = stack, stacked_scales(self._layers)
         if scales is None:
             self._rows = None
             return largest(stack)
@@ -84,7 +81,7 @@ class Modes(Group):
         self._unit = factors = unit[:, None]
         if self._rows is not None:
             factors = factors * self._rows
-        self._weights = self._stored * factors[..., None, None]
+        self._weights = finite(self._stored) * factors[..., None, None]
 
     def look(self, table: Tensor) -> tuple[Tensor, Tensor]:
         """As `Follower.look`, with the phases `(kernels, F, k, rows of remainders, taps)`."""
@@ -134,7 +131,7 @@ class Modes(Group):
         at = places[..., None, None]
         left = vectors.gather(1, at.expand(-1, -1, 2, vectors.shape[3]))
         if self._moves_factor:
-            factors = (self._factors() * self._unit)[:, None]
+            factors = (finite(self._factors()) * self._unit)[:, None]
             shares = left.square().sum(2) * values.square()[..., None]
             gradients = (shares / factors).masked_fill(factors == 0, 0)
             self._gradients, self._size = of_unit_size(gradients)
@@ -151,16 +148,16 @@ class Modes(Group):
         products = torch.bmm(self._left, self._left.mT) * torch.bmm(self._right, self._right.mT)
         return products.view(B, n, 2, n, 2).sum((2, 4))
 
-    def changes(self, move: Move) -> list[Tensor]:
+    def moved(self, move: Move) -> list[Tensor]:
         shape = (len(self.names), *self._layers[0].moving.shape)
         if self._moves_factor:
             along = torch.bmm((move.cuts / self._size)[:, None], self._gradients)[:, 0]
-            return [torch.addcmul(along, self._factors(), move.share[:, None]).reshape(shape)]
+            return [(self._factors() * move.scale[:, None] - along).reshape(shape)]
         cuts = move.cuts if self._rows is None else move.cuts / self._top[:, None]
         left = (self._left.unflatten(1, (-1, 2)) * cuts[..., None, None]).flatten(1, 2)
-        scaled = self._stored * broadcast(move.share, self._stored)
-        change = torch.baddbmm(scaled.flatten(2), left.mT, self._right)
-        return [change.view(self._shape).transpose(2, 3).contiguous().view(shape)]
+        scaled = self._stored * broadcast(move.scale, self._stored)
+        new = torch.baddbmm(scaled.flatten(2), left.mT, self._right, alpha=-1)
+        return [new.view(self._shape).transpose(2, 3).contiguous().view(shape)]
 
     @property
     def _moves_factor(self) -> bool:
@@ -168,7 +165,7 @@ class Modes(Group):
 
     def _factors(self) -> Tensor:
         """The factors of the batch norms."""
-        return finite(stacked(self.parameters()[0])).reshape(self.count, -1)
+        return stacked(self.parameters()[0]).reshape(self.count, -1)
 
 
 @final
@@ -180,6 +177,8 @@ class Torus(Follower):
     which the leading pairs are looked for. Frequencies climb along the slope of their first value.
     """
 
+    groups: list[Modes]
+
     def __init__(self, groups: Sequence[Modes]) -> None:
         self.groups, self.width = list(groups), groups[0].width
         taps, frequencies = groups[0].taps, groups[0].frequencies
@@ -190,7 +189,7 @@ class Torus(Follower):
             group.state["frequencies"] = self._at[own]
         self._phases, self._places = (t.to(self._at) for t in taps.tables())
         self._steps = torch.cat((taps.steps, taps.steps)).to(self._at)  # of both planes
-        centers, reach = frequencies.centers, torch.tensor(frequencies.reach).double()
+        centers, reach = frequencies.centers, frequencies.centers.new_tensor(frequencies.reach)
         self._least, self._most = (centers - reach).to(self._at), (centers + reach).to(self._at)
         self._climbs = any(frequencies.reach)
 

@@ -22,6 +22,11 @@ def quarter_turns(vectors: int, like: Tensor) -> Tensor:
     return turns
 
 
+def unit_matrix(side: int, like: Tensor) -> Tensor:
+    """Made once: a step has no use for a new one each time."""
+    return torch.eye(side, dtype=like.dtype, device=like.device)
+
+
 def as_complex(planes: Tensor, turns: Tensor) -> Tensor:
     """Products of planes `(N, m, m)` as those of complex vectors, each a real 2 by 2 matrix."""
     turned = turns[: planes.shape[1], : planes.shape[1]]
@@ -66,7 +71,8 @@ def leading(
 def _orthonormal(rows: Tensor, eye: Tensor, by_products: bool) -> Tensor:
     """The first row as it is, each other one without its share in those before it."""
     rows = whitening(rows @ rows.mT, eye, by_products) @ rows
-    return rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp_min(TINY)
+    size: Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+    return rows / size.clamp_min(TINY)
 
 
 def whitening(gram: Tensor, eye: Tensor, by_products: bool) -> Tensor:

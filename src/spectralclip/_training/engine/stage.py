@@ -59,7 +59,7 @@ class Stage:
         self.state["norm"].copy_(joined([kind.norms() for kind in self._kinds]))
 
     def run(self, *, far: bool = False) -> list[Tensor]:
-        """One step: what is to be taken off the parameters, in the order of `parameters()`.
+        """One step: the parameters as they are to be, in the order of `parameters()`.
 
         Args:
             far: Cut even what is far above its bound, which takes more than one step.
@@ -79,13 +79,13 @@ class Stage:
         torch.where(is_lost, state["growth"], grown, out=state["growth"])
         norm = torch.where(touched, torch.minimum(norm, target), norm)
         torch.where(is_lost, state["norm"], norm, out=state["norm"])
-        taken = (1 - scale / share).masked_fill(~touched, 0)
+        scale = (scale / share).masked_fill(~touched, 1)
         factor = self.bounds * touched
-        parts = zip(self._kinds, found, self._split(taken), self._split(factor), strict=True)
+        parts = zip(self._kinds, found, self._split(scale), self._split(factor), strict=True)
         return [
-            change
+            new
             for kind, own, part, times in parts
-            for change in kind.changes(Move(part, own.cuts * broadcast(times, own.cuts)))
+            for new in kind.moved(Move(part, own.cuts * broadcast(times, own.cuts)))
         ]
 
     def _look(self) -> Tensor:
@@ -101,7 +101,7 @@ class Stage:
         return share
 
     def _split(self, tensor: Tensor) -> Sequence[Tensor]:
-        return tensor.split(self._sizes)
+        return torch.split(tensor, self._sizes)
 
     def norms(self) -> Tensor:
         """The norm of each kernel after the last step, by the host."""
@@ -109,5 +109,5 @@ class Stage:
         return torch.where(self.is_touched, self.state["norm"], measured) * self.bounds
 
     def parameters(self) -> list[list[Tensor]]:
-        """What `run` gives changes for, by group and parameter, of each layer."""
+        """What `run` gives new values for, by group and parameter, of each layer."""
         return [tensors for group in self.groups for tensors in group.parameters()]

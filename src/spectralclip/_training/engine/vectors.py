@@ -75,17 +75,17 @@ class Vectors(Group, Follower):
             for name, value in values.items()
         }
         peak = largest(self._apply(self.state["vectors"][:, :1]))
+        self._stored = self._flat([self._values[name] for name in self._moving])
         self._values = {
             name: finite(value) if value.is_floating_point() else value
             for name, value in self._values.items()
         }
-        self._stored = self._flat([self._values[name] for name in self._moving])
         return peak
 
     def normalize(self, unit: Tensor, bound: Tensor) -> None:
         self._bound = bound[:, None]
         # What moves is made `s^(1 / degree)` times as large for a layer s times as large.
-        moving = self._split(self._stored * unit[:, None] ** (1 / self.degree))
+        moving = self._split(finite(self._stored) * unit[:, None] ** (1 / self.degree))
         self._values |= dict(zip(self._moving, moving, strict=True))
 
     def look(self) -> tuple[Tensor, Tensor]:
@@ -113,11 +113,11 @@ class Vectors(Group, Follower):
         self._cuts, self._size = of_unit_size(self._gradients(left, right))
         return torch.bmm(self._cuts, self._cuts.mT)
 
-    def changes(self, move: Move) -> list[Tensor]:
-        share = 1 - (1 - move.share[:, None]) ** (1 / self.degree)
+    def moved(self, move: Move) -> list[Tensor]:
+        scale = move.scale[:, None] ** (1 / self.degree)
         times = self._bound ** (1 / self.degree - 1) / self._size
         along = torch.bmm((move.cuts * times)[:, None], self._cuts)[:, 0]
-        return self._split(torch.addcmul(along, self._stored, share))
+        return self._split(self._stored * scale - along)
 
     def _flat(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat([part.flatten(1) for part in parts], 1)
