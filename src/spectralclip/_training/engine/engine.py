@@ -17,12 +17,11 @@ from spectralclip._training.distributed.sharing import Moved
 from spectralclip._training.engine.build import stages_of
 from spectralclip._training.engine.group import Group
 from spectralclip._training.engine.stage import Stage
+from spectralclip._training.engine.tuning import TUNING
 from spectralclip._training.engine.vectors import Vectors
 
 WARM_UP = 12  # refreshes of vectors that begin at random
 ROUNDS = 5  # of cuts where a bound is new or much lower than it was
-MOST = 1e30  # the largest bound
-NEAR = 0.98  # share of a bound above which a lower one is reached in one step
 MOST_GRAPHS = 256
 MOST_LAG = 1.1  # a norm over its estimate, that a target makes up for
 
@@ -99,10 +98,11 @@ class Engine:
         for name, bound in bounds.items():
             before = self._bounds.get(name, math.inf)
             if before != bound:
-                self._is_far = self._is_far or bound < NEAR * before
+                self._is_far = self._is_far or bound < (1 - TUNING.most) * before
                 for place in self._places[name]:
                     place.stage.bounds[place.own] = bound
-                    place.state()["norm"].mul_(min(before, MOST) / bound)
+                    if math.isfinite(before):
+                        place.state()["norm"].mul_(before / bound)
                 self._bounds[name] = bound
         for name in self._active.symmetric_difference(bounds):
             for place in self._places[name]:
