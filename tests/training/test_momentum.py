@@ -193,6 +193,9 @@ def test_steps_of_third_party_optimizers(start: float) -> None:
         plain, attached = network(), network()
         for model in (plain, attached):
             clip_model_(model, X[:1], max_norm=start)
+            # On small images, zero-padded layers are held by their norm on an endless one.
+            with attach(model, None, X[:1], method=SpectralClip(), max_norm=start) as within:
+                within.step()
         kind = package.load_optimizer(name)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -209,7 +212,7 @@ def test_steps_of_third_party_optimizers(start: float) -> None:
             changed = largest_change(attached, optimizer, 8)
         trained += 1
         norm = max(norms_of(attached).values())
-        if changed > 3 * plainly or norm > 1.02:
+        if changed > 3 * plainly + 1e-3 or norm > 1.02:
             wrong[name] = (plainly, changed, norm)
     assert not wrong
     assert trained >= 80

@@ -164,7 +164,7 @@ class _Following(MethodState):
         if due or self._engine.is_on_host:
             self._report(self._engine.lost())
         if due:
-            estimates = self._engine.norms()
+            estimates = self._engine.estimates()
             for name in due:
                 norm = self._checks.measure(name, step)
                 self._checks.compare(name, estimates[name])

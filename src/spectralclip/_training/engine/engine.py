@@ -131,11 +131,18 @@ class Engine:
                     yield _written(stage, values, selective)
         self._is_far = False
 
+    @torch.no_grad()
     def norms(self) -> dict[str, float]:
-        """The norm of each layer after the last step, as it is known; NaN if it is not finite."""
+        """The norm of each layer as it is now; NaN if it is not finite."""
+        with self._evaluating():
+            found = self._read({id(stage): stage.norms() for stage in self._stages})
         lost = self.lost()
-        found = self._read({id(stage): stage.norms() for stage in self._stages})
         return {name: math.nan if name in lost else max(own) for name, own in found.items()}
+
+    def estimates(self) -> dict[str, float]:
+        """What the last step has left of each norm, as far as it could see."""
+        found = self._read({id(s): s.state["norm"] * s.bounds for s in self._stages})
+        return {name: max(own) for name, own in found.items()}
 
     def lost(self) -> set[str]:
         """The layers of which something was not finite at the last step."""
