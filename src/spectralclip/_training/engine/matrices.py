@@ -54,7 +54,7 @@ class Matrices(Group):
         return largest(stack)
 
     def normalize(self, unit: Tensor, bound: Tensor) -> None:
-        self._weights = finite(self._stored) * broadcast(unit, self._stored)
+        self._weights = finite(self._stored).mul_(broadcast(unit, self._stored))
 
     def send(self) -> Tensor:
         """A power step; the Gram matrix of what it leaves, as large as a block."""
@@ -78,8 +78,8 @@ class Matrices(Group):
         known = self.state["vectors"]
         k = known.shape[1]
         above = torch.bmm(move.cuts[:, :k, :k], self._images)
-        scaled = self._stored * broadcast(move.scale, self._stored)
-        new = torch.baddbmm(scaled, known.mT, above, alpha=-1)
+        new = self._stored * broadcast(move.scale, self._stored)
+        new.baddbmm_(known.mT, above, alpha=-1)
         new = new.mT if self._is_tall else new
         return [new.reshape(len(self.names), *self._layers[0].weight.shape)]
 

@@ -81,7 +81,7 @@ class Modes(Group):
         self._unit = factors = unit[:, None]
         if self._rows is not None:
             factors = factors * self._rows
-        self._weights = finite(self._stored) * factors[..., None, None]
+        self._weights = finite(self._stored).mul_(factors[..., None, None])
 
     def look(self, table: Tensor) -> tuple[Tensor, Tensor]:
         """As `Follower.look`, with the phases `(kernels, F, k, rows of remainders, taps)`."""
@@ -159,8 +159,8 @@ class Modes(Group):
             return [(self._factors() * move.scale[:, None] - along).reshape(shape)]
         cuts = move.cuts if self._rows is None else move.cuts / self._top[:, None]
         left = (self._left.unflatten(1, (-1, 2)) * cuts[..., None, None]).flatten(1, 2)
-        scaled = self._stored * broadcast(move.scale, self._stored)
-        new = torch.baddbmm(scaled.flatten(2), left.mT, self._right, alpha=-1)
+        new = self._stored * broadcast(move.scale, self._stored)
+        new.flatten(2).baddbmm_(left.mT, self._right, alpha=-1)
         return [new.view(self._shape).transpose(2, 3).contiguous().view(shape)]
 
     @property
