@@ -43,6 +43,7 @@ SEEDED = (FASTCLIP, SCALE, OURS)  # with SGD and three seeds; all else with one
 SETTLED = 0.05  # the share of the steps that does not count
 LAST = 50  # steps over which the loss is averaged
 RATES = (0.002, 0.01)
+FAST_RATES = (0.05, 0.1)  # learning rates of ResNet-18
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Task:
     width: int = 16  # of ResNet-18
     rate: float | None = None  # of random growth, a step
     fresh: bool = False  # a new direction at each step
+    learning_rate: float | None = None  # 0.01 for SGD and 1e-3 for Adam, if None
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,10 @@ class HeldRow:
     readings: int
     norm: float | None  # largest true sigma_1 / c after the first 5 %; None if not finite
     layer: str  # which it was
-    norm_median: float | None  # over the readings, of the largest
+    norm_first: float | None  # the largest within the first 5 %
+    norm_median: float | None  # over the readings after those, of the largest
+    norm_p90: float | None
+    norm_least: float | None
     loss: float | None  # mean over the last 50 steps
     num_matvecs: float  # a step and layer
     accuracy: float | None  # on test images, in percent
@@ -90,9 +95,10 @@ def _convnet_tasks(quick: bool) -> Iterator[Task]:
     paddings: tuple[Padding, ...] = ("zeros", "reflect") if quick else PADDINGS
     steps = 24 if quick else 400
     for padding in paddings:
-        runs = [("SGD", 0), ("SGD", 1), ("SGD", 2), ("Adam", 0)]
+        runs = [(optimizer, seed) for optimizer in ("SGD", "Adam") for seed in range(3)]
         for optimizer, seed in runs[:1] if quick else runs:
-            for method in COMPARED if seed == 0 else SEEDED:
+            others = SEEDED if optimizer == "SGD" else (OURS,)
+            for method in COMPARED if seed == 0 else others:
                 # What is judged is read at every step, what it is compared with now and then.
                 every = 1 if method == OURS else 20
                 yield Task(CONVNET, method, steps, every, padding, optimizer, seed)
@@ -105,6 +111,8 @@ def _resnet_tasks(quick: bool) -> Iterator[Task]:
         yield run(method=method)
     for method in (NONE_COMPOSED, OURS_COMPOSED):
         yield run(method=method, compose=True)
+    for rate in () if quick else FAST_RATES:
+        yield Task(RESNET, OURS, steps=100, every=2, learning_rate=rate)
 
 
 def _alone_tasks(quick: bool) -> Iterator[Task]:
@@ -157,7 +165,7 @@ def _train(task: Task, images: Images) -> HeldRow:
         model = seeded(lambda: small_convnet(task.padding), task.seed)
     else:
         model = seeded(lambda: resnet18(task.width), task.seed)
-    optimizer = _optimizer(task.optimizer, model)
+    optimizer = _optimizer(task, model)
     watch = _Watch(task, model, images.train[0][:2], optimizer)
     generator = torch.Generator().manual_seed(100 + task.seed)
     losses = []
@@ -172,10 +180,10 @@ def _train(task: Task, images: Images) -> HeldRow:
     return watch.row(_finite(statistics.mean(losses[-LAST:])), lambda: _accuracy(model, images))
 
 
-def _optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
-    if name == "Adam":
-        return torch.optim.Adam(model.parameters(), lr=1e-3)
-    return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+def _optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
+    if task.optimizer == "Adam":
+        return torch.optim.Adam(model.parameters(), lr=task.learning_rate or 1e-3)
+    return torch.optim.SGD(model.parameters(), lr=task.learning_rate or 0.01, momentum=0.9)
 
 
 def _grow(task: Task) -> HeldRow:
@@ -224,12 +232,11 @@ class _Watch:
             self._errors.append(self._oracle.disagreement())
 
     def row(self, loss: float | None, accuracy: Callable[[], float] | None) -> HeldRow:
-        counted = [
-            (norm, layer)
-            for step, norm, layer in self._readings
-            if step > SETTLED * self._task.steps
-        ]
+        settled = SETTLED * self._task.steps
+        counted = [(norm, layer) for step, norm, layer in self._readings if step > settled]
+        first = [norm for step, norm, _ in self._readings if step <= settled]
         norm, layer = max(counted)
+        norms = sorted(norm for norm, _ in counted)
         spent = num_matvecs(self._attachment) / self._task.steps / self._layers
         before = None if accuracy is None else accuracy()
         finalized = None
@@ -242,7 +249,10 @@ class _Watch:
             readings=len(self._readings),
             norm=_finite(norm),
             layer=layer,
-            norm_median=_finite(statistics.median(norm for norm, _ in counted)),
+            norm_first=_finite(max(first)) if first else None,
+            norm_median=_finite(statistics.median(norms)),
+            norm_p90=_finite(norms[math.ceil(0.9 * len(norms)) - 1]),
+            norm_least=_finite(norms[0]),
             loss=loss,
             num_matvecs=spent,
             accuracy=before,

@@ -122,7 +122,14 @@ def _held(part: Row | None) -> str:
         text += f"\nResNet-18 of width {task['width']} on CIFAR-10, {task['steps']} steps of batch "
         text += f"32, true norms every {task['every']}. With *compose* it is the norms of "
         text += "convolutions with the following batch norm:\n\n"
-        text += _held_table(resnet, ("compose",))
+        slow = [row for row in resnet if row["task"]["learning_rate"] is None]
+        text += _held_table(slow, ("compose",))
+        fast = [row for row in resnet if row["task"]["learning_rate"] is not None]
+        if fast:
+            task = fast[0]["task"]
+            text += f"\nThe same with larger learning rates, {task['steps']} steps, true norms "
+            text += f"every {task['every']}:\n\n"
+            text += _held_table(fast, ("learning_rate",))
     if alone:
         text += "\nStand-alone layers with zero padding and the norm c at the beginning. Each step "
         text += "has the norm *rate* c, half of it in the direction of the first weights and half "
