@@ -99,7 +99,7 @@ class GrowthRow:
     method: str
     seconds: float  # after a step: mean, FastClip's clips at their true rate
     median_seconds: float
-    num_matvecs: float  # a step and layer
+    num_matvecs: float  # a step and layer; 0 where they are not counted
 
 
 def measure(session: Session) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class HeldRow:
     norm_p90: float | None
     norm_least: float | None
     loss: float | None  # mean over the last 50 steps
-    num_matvecs: float  # a step and layer
+    num_matvecs: float  # a step and layer; 0 where they are not counted
     accuracy: float | None  # on test images, in percent
     finalized_norm: float | None  # largest true sigma_1 / c after `.finalize()`
     finalized_accuracy: float | None

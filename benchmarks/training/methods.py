@@ -36,7 +36,7 @@ class Nothing(Method):
         return self.compose
 
     def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
-        return _Idle()
+        return _Idle(self, sharing, seed)
 
 
 class _Idle(MethodState):
@@ -209,8 +209,13 @@ def bounded_layers(
 
 
 def num_matvecs(attachment: Attachment) -> float:
-    """Vectors sent through layers until now; none where it is not vectors that are counted."""
+    """Vectors sent through layers until now; 0 for SpectralClip, which does not count them."""
     return attachment.num_matvecs
+
+
+def counts_matvecs(name: str) -> bool:
+    """Whether a method's work is one of vectors sent through layers, and counted as such."""
+    return name not in (OURS, OURS_COMPOSED)
 
 
 def clip_is_due(name: str, attachment: Attachment) -> bool:

@@ -110,7 +110,7 @@ class OverheadRow:
     after_median_seconds: float  # over all; FastClip's clips are not in it
     clip_seconds: float | None  # of a step at which FastClip clips
     overhead: float  # after_seconds / plain_seconds
-    num_matvecs: float  # a step and layer
+    num_matvecs: float  # a step and layer; 0 where they are not counted
     norm: float | None  # largest true sigma_1 / c at the readings; None for no finite one
     layer: str  # which it was
 

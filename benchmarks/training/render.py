@@ -7,6 +7,7 @@ from statistics import mean
 
 from benchmarks.common.pages import Row, number, table, targets
 from benchmarks.training.figures import with_task
+from benchmarks.training.methods import counts_matvecs
 from benchmarks.training.picture import is_drawable
 
 INTRODUCTION = """\
@@ -21,8 +22,7 @@ Machine: {cpu}, {cores} cores. Versions: torch {torch}, NumPy {numpy}, SciPy {sc
   It runs on the library's own operators. *By backward* is the same as the published code applies
   layers: by `.backward()`, with f(0) and the gradients of the weights computed each time. *Scale*
   does one warm power iteration a step and layer, and divides weights by what it finds above c.
-- A *matvec* is one vector through a layer, its transpose or its gradient in the weights;
-  the work of SpectralClip on Fourier modes is counted as the matvecs that cost as much.
+- A *matvec* is one vector through a layer, its transpose or its gradient in the weights.
 - *True norms* are Rayleigh quotients in float64 of vectors that Lanczos finds, by code and from
   vectors of its own, after the method has done its work on the step. Dense layers and 1x1
   convolutions are decomposed. ARPACK checks the same layers twice in each run of ours.
@@ -88,7 +88,7 @@ def _overhead(part: Row | None) -> str:
             f"{1e3 * row['plain_seconds']:.1f} ms",
             f"{1e3 * row['after_seconds']:.2f} ({1e3 * row['after_here_seconds']:.2f}) ms",
             f"{100 * row['overhead']:.1f} %",
-            f"{row['num_matvecs']:.2f}",
+            _matvecs(row["method"], row["num_matvecs"]),
             number(row["norm"], 3),
         ]
         for row in part["rows"]
@@ -160,7 +160,7 @@ def _held_table(rows: list[Row], keys: Sequence[str]) -> str:
                 str(len(group)),
                 _summary([row["norm"] for row in group], max, 4),
                 _summary([row["loss"] for row in group], mean, 4),
-                _summary([row["num_matvecs"] for row in group], mean, 2),
+                _matvecs(first["method"], mean(row["num_matvecs"] for row in group)),
                 _summary([row["accuracy"] for row in group], mean, 2),
                 _summary([row["finalized_norm"] for row in group], max, 5),
                 _summary([row["finalized_accuracy"] for row in group], mean, 2),
@@ -181,16 +181,17 @@ def _growth(part: Row | None) -> str:
     ):
         rows = [row for row in part["rows"] if row["varied"] == varied]
         methods = list(dict.fromkeys(row["method"] for row in rows))
+        counting = [method for method in methods if counts_matvecs(method)]
         body = [
             [
                 str(group[0][varied]),
                 *[f"{1e3 * row['seconds']:.2f} ms" for row in group],
-                *[f"{row['num_matvecs']:.2f}" for row in group],
+                *[f"{row['num_matvecs']:.2f}" for row in group if row["method"] in counting],
             ]
             for group in _grouped(rows, lambda row: row[varied])  # noqa: B023
         ]
         header = [label.format(rows[0][other]), *methods]
-        text += "\n" + table([*header, *[f"{m}, matvecs" for m in methods]], body)
+        text += "\n" + table([*header, *[f"{m}, matvecs" for m in counting]], body)
     return text
 
 
@@ -210,7 +211,7 @@ def _tracker(part: Row | None) -> str:
             f"{row['share']:.3f}",
             f"{row['median_error']:.1e}",
             f"{row['largest_error']:.1e}",
-            f"{row['pairs']:.2f}",
+            _matvecs(row["method"], row["pairs"]),
         ]
         for row in part["rows"]
     ]
@@ -246,6 +247,11 @@ def _summary(
     every = list(values)
     known = [value for value in every if value is not None]
     return number(summary(known), digits) if len(known) == len(every) else "-"
+
+
+def _matvecs(method: str, value: float) -> str:
+    """A dash for a method that does not count them."""
+    return number(value if counts_matvecs(method) else None, 2)
 
 
 def _plain(value: object) -> str:

@@ -35,7 +35,7 @@ class TrackerRow:
     share: float  # of norms within 1e-3 of the truth
     median_error: float  # relative
     largest_error: float
-    pairs: float  # a step and layer
+    pairs: float  # a step and layer; 0 where they are not counted
 
 
 def measure(session: Session, folder: Path, processes: int) -> dict[str, Any]:
