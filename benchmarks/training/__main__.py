@@ -52,6 +52,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--part", choices=PARTS, help="this part alone")
     parser.add_argument("--render", action="store_true", help="write the page from the JSON only")
     parser.add_argument("--data", type=Path, help="the folder with MNIST and CIFAR-10")
+    parser.add_argument("--resume", action="store_true", help="keep the finished runs of `held`")
     parser.add_argument("--processes", type=int, default=2, help="for the parts without timings")
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     arguments = parser.parse_args()
@@ -81,9 +82,18 @@ def _measure(session: Session, part: str, arguments: argparse.Namespace) -> dict
         "overhead": partial(overhead.measure, session, folder),
         "growth": partial(growth.measure, session),
         "tracker": partial(tracker.measure, session, folder, arguments.processes),
-        "held": partial(held.measure, session, folder, arguments.processes),
+        "held": partial(held.measure, session, folder, arguments.processes, _finished(arguments)),
     }[part]()
     return found
+
+
+def _finished(arguments: argparse.Namespace) -> Path:
+    """Where finished runs of the longest part are kept, for a run that goes on where one ended."""
+    kept = trial_file("training_held").with_suffix(".jsonl")
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    if not arguments.resume:
+        kept.unlink(missing_ok=True)
+    return kept
 
 
 def _write_page(results: dict[str, Any], path: Path) -> None:

@@ -5,6 +5,7 @@ Nothing is timed here, so that runs may go on beside each other.
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Callable, Iterator
@@ -125,22 +126,38 @@ def _alone_tasks(quick: bool) -> Iterator[Task]:
                     yield Task(name, method, steps, every, rate=rate, fresh=fresh)
 
 
-def measure(session: Session, folder: Path, processes: int) -> dict[str, Any]:
-    """All runs, in several processes of one thread each."""
+def measure(session: Session, folder: Path, processes: int, finished: Path) -> dict[str, Any]:
+    """All runs, in several processes of one thread each.
+
+    Args:
+        session: Where to say how far it is.
+        folder: With the images.
+        processes: How many.
+        finished: A file of runs that are done, which is added to, and begun with.
+    """
     rows: list[dict[str, Any]] = []
     failed: list[dict[str, str]] = []
     wanted = tasks(session.quick)
-    attempts = outcomes(partial(_attempt, folder=folder), wanted, processes)
-    for done, (task, row, error) in enumerate(attempts, 1):
+    rows += [json.loads(line) for line in _lines(finished)]
+    known = {str(row["task"]) for row in rows}
+    left = [task for task in wanted if str(asdict(task)) not in known]
+    attempts = outcomes(partial(_attempt, folder=folder), left, processes)
+    for done, (task, row, error) in enumerate(attempts, 1 + len(rows)):
         if row is None:
             failed.append({"run": str(task), "error": error})
         else:
             rows.append(asdict(row))
+            with finished.open("a") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
         session.say(f"held: {done}/{len(wanted)} {_in_short(task, row, error)}")
     order = {str(asdict(task)): position for position, task in enumerate(wanted)}
     rows.sort(key=lambda row: order[str(row["task"])])
     sources = {CONVNET: digits(folder).source}
     return {"settled": SETTLED, "images": sources, "rows": rows, "failed": failed}
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
 
 
 def _attempt(task: Task, folder: Path) -> tuple[Task, HeldRow | None, str]:
