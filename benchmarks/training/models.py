@@ -51,15 +51,41 @@ class Block(nn.Module):
             nn.Conv2d(c_out, c_out, 3, padding=1, bias=False),
             nn.BatchNorm2d(c_out),
         )
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or c_in != c_out:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(c_in, c_out, 1, stride, bias=False), nn.BatchNorm2d(c_out)
-            )
+        self.shortcut = _shortcut(c_in, c_out, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         total: Tensor = self.branch(x) + self.shortcut(x)
         return torch.relu(total / 2 if self.halve else total)
+
+
+class Bottleneck(nn.Module):
+    """A 3x3 convolution of a quarter of the channels between two of 1x1, beside a shortcut."""
+
+    def __init__(self, c_in: int, c_out: int, stride: int, halve: bool) -> None:
+        super().__init__()
+        self.halve, inner = halve, c_out // 4
+        self.branch = nn.Sequential(
+            nn.Conv2d(c_in, inner, 1, bias=False),
+            nn.BatchNorm2d(inner),
+            nn.ReLU(),
+            nn.Conv2d(inner, inner, 3, stride, padding=1, bias=False),
+            nn.BatchNorm2d(inner),
+            nn.ReLU(),
+            nn.Conv2d(inner, c_out, 1, bias=False),
+            nn.BatchNorm2d(c_out),
+        )
+        self.shortcut = _shortcut(c_in, c_out, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        total: Tensor = self.branch(x) + self.shortcut(x)
+        return torch.relu(total / 2 if self.halve else total)
+
+
+def _shortcut(c_in: int, c_out: int, stride: int) -> nn.Module:
+    """Nothing, or a 1x1 convolution where the shape changes."""
+    if stride == 1 and c_in == c_out:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(c_in, c_out, 1, stride, bias=False), nn.BatchNorm2d(c_out))
 
 
 def resnet18(width: int = 64, halve: bool = False, classes: int = 10) -> nn.Module:
@@ -71,15 +97,35 @@ def resnet18(width: int = 64, halve: bool = False, classes: int = 10) -> nn.Modu
             constant is at most the larger one of theirs.
         classes: Outputs.
     """
+    return _resnet(Block, (2, 2, 2, 2), width, width, halve, classes)
+
+
+def resnet34(width: int = 64, halve: bool = False, classes: int = 10) -> nn.Module:
+    """ResNet-34 for 32x32 images: more of the same blocks."""
+    return _resnet(Block, (3, 4, 6, 3), width, width, halve, classes)
+
+
+def resnet50(width: int = 64, halve: bool = False, classes: int = 10) -> nn.Module:
+    """ResNet-50 for 32x32 images: as many bottlenecks, of four times the channels."""
+    return _resnet(Bottleneck, (3, 4, 6, 3), width, 4 * width, halve, classes)
+
+
+def _resnet(
+    block: Callable[[int, int, int, bool], nn.Module],
+    depths: tuple[int, ...],
+    width: int,
+    first: int,
+    halve: bool,
+    classes: int,
+) -> nn.Module:
+    """A stem of `width` channels, and stages of blocks with `first` channels, twice that, ..."""
     blocks = []
     c_in = width
-    for stage in range(4):
-        c_out = width * 2**stage
-        blocks += [
-            Block(c_in, c_out, 1 if stage == 0 else 2, halve),
-            Block(c_out, c_out, 1, halve),
-        ]
-        c_in = c_out
+    for stage, depth in enumerate(depths):
+        c_out = first * 2**stage
+        for index in range(depth):
+            blocks.append(block(c_in, c_out, 2 if stage and not index else 1, halve))
+            c_in = c_out
     stem = nn.Sequential(
         nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
     )
