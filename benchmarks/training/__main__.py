@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 RESULTS = results_file("training")
 TIMED = ("overhead", "growth")  # one process; the others may use several
-PARTS = (*TIMED, "tracker", "held")
+PARTS = (*TIMED, "tracker", "held", "counts")
 
 
 def main() -> None:
@@ -74,7 +74,7 @@ def _stored(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _measure(session: Session, part: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    from benchmarks.training import growth, held, overhead, tracker
+    from benchmarks.training import counts, growth, held, overhead, tracker
     from benchmarks.training.data import default_folder
 
     folder = default_folder() if arguments.data is None else arguments.data
@@ -83,6 +83,7 @@ def _measure(session: Session, part: str, arguments: argparse.Namespace) -> dict
         "growth": partial(growth.measure, session),
         "tracker": partial(tracker.measure, session, folder, arguments.processes),
         "held": partial(held.measure, session, folder, arguments.processes, _finished(arguments)),
+        "counts": partial(counts.measure, session),
     }[part]()
     return found
 
@@ -91,13 +92,14 @@ def _finished(arguments: argparse.Namespace) -> Path:
     """Where finished runs of the longest part are kept, for a run that goes on where one ended."""
     kept = trial_file("training_held").with_suffix(".jsonl")
     kept.parent.mkdir(parents=True, exist_ok=True)
-    if not arguments.resume:
+    if arguments.part in (None, "held") and not arguments.resume:
         kept.unlink(missing_ok=True)
     return kept
 
 
 def _write_page(results: dict[str, Any], path: Path) -> None:
-    """The page and the picture: those of the documentation, or beside the JSON of a trial."""
+    """The pages and the picture: those of the documentation, or beside the JSON of a trial."""
+    from benchmarks.training.hardware import HARDWARE, with_table
     from benchmarks.training.picture import draw
     from benchmarks.training.render import render
 
@@ -106,6 +108,8 @@ def _write_page(results: dict[str, Any], path: Path) -> None:
     page = path.with_suffix(".md") if trial else page_file("training")
     write(render(results, picture.name if trial else f"../images/{picture.name}"), page)
     draw(results, picture)
+    if not trial:
+        write(with_table(HARDWARE.read_text(), results), HARDWARE)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,6 @@ class _Counter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.count = Count()
-        self._is_reading = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -92,8 +91,7 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if not self._is_reading:
-            self._take(func, args, kwargs, result)
+        self._take(func, args, kwargs, result)
         return result
 
     def _take(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
@@ -106,18 +104,13 @@ class _Counter(TorchDispatchMode):
             self.count.bytes += moved_bytes(func, args, kwargs, result)
 
     def reading(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """The method, which counts as one read, whatever it calls."""
+        """The method, which counts as a read."""
 
         def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if not self._is_reading:
-                self.count.reads += 1
-                self.count.kernels += 1
-                self.count.bytes += tensor_bytes(tensor)
-            before, self._is_reading = self._is_reading, True
-            try:
-                return method(tensor, *args, **kwargs)
-            finally:
-                self._is_reading = before
+            self.count.reads += 1
+            self.count.kernels += 1
+            self.count.bytes += tensor_bytes(tensor)
+            return method(tensor, *args, **kwargs)
 
         return read
 

@@ -24,6 +24,7 @@ def figures(results: Row) -> list[Row]:
         *_overhead_figures(rows.get("overhead", [])),
         *_held_figures(rows.get("held", [])),
         *_tracker_figures(rows.get("tracker", [])),
+        *_count_figures(parts.get("counts")),
     ]
     if "held" in parts:
         failures = len(parts["held"]["failed"])
@@ -97,6 +98,30 @@ def _tracker_figures(rows: list[Row]) -> list[Row | None]:
     ours = selected(rows, method=OURS)
     shares = [row["share"] for row in ours]
     return [at_least("tracked within 1e-3, share of steps, smallest", 0.9, shares)]
+
+
+def _count_figures(part: Row | None) -> list[Row | None]:
+    if part is None:
+        return []
+    reads = [
+        row[key]
+        for row in part["rows"]
+        if row["method"].startswith(OURS)
+        for key in ("reads", "reads_after")
+    ]
+    found = [at_most("SpectralClip: values that a step reads back, most", 0, reads)]
+    plain = selected(part["rows"], method=OURS, optimizer="SGD")
+    kernels = {row["model"]: row["kernels"] for row in plain}
+    shallow, deep = (kernels.get(f"{name}, width 16") for name in ("ResNet-18", "ResNet-34"))
+    if shallow and deep:
+        found.append(at_most("ResNet-18, width 16: kernels in a step", 500, [shallow]))
+        label = "ResNet-34, width 16: kernels in a step over those of ResNet-18"
+        found.append(at_most(label, 1, [deep / shallow]))
+    if part["compiled"] is not None:
+        called = part["compiled"]["functions"] + part["compiled"]["external"]
+        label = f"{part['compiled']['model']}: kernels that compiled code for a CPU calls"
+        found.append(at_most(label, 200, [called]))
+    return found
 
 
 def _losses(convnet: list[Row]) -> list[float]:

@@ -44,6 +44,7 @@ def render(results: Row, picture: str = "../images/training.png") -> str:
         _held(parts.get("held")),
         _growth(parts.get("growth")),
         _tracker(parts.get("tracker")),
+        _counts(parts.get("counts")),
         _failed(parts.get("held")),
         _runs(parts),
     ]
@@ -216,6 +217,55 @@ def _tracker(part: Row | None) -> str:
         for row in part["rows"]
     ]
     return text + table(header, body)
+
+
+COUNTS = """\
+## What a step launches
+
+Counted, not timed, of the work after one step of a training with a batch of {batch}. *Kernels* are
+operations on tensors other than views, one each, although some take more than one launch on a GPU;
+a call on lists of tensors is one if they are contiguous and of equal shapes, and otherwise one
+for each tensor. *Reads* are the values that the host waits for. *MB* are those of the inputs and
+outputs of all kernels. *Shapes* are different ones of weights. All is counted on the CPU, where
+SpectralClip is told to work as on an accelerator: with {vectors} vectors at each frequency where
+it is not said otherwise, and without asking after each step which layers are not finite. Its
+checks, which come now and then, are left out; FastClip is counted at a step without a clip. Two
+numbers are those of two steps, where they differ. [What that means for a GPU](../hardware.md).
+"""
+COMPILED = """\
+With `SpectralClip(compile=True)` the code for a step of {model}, on a CPU, calls {functions}
+generated functions and {external} operations that are not generated, most of them products. The
+functions hold {loops} loops, each of which would be a kernel of its own on a GPU. Beside the
+compiled code {around} kernels write the weights and project the momentum.
+"""
+
+
+def _counts(part: Row | None) -> str:
+    if part is None:
+        return ""
+    header = ["model", "optimizer", "method", "layers", "shapes", "kernels", "reads", "MB moved"]
+    body = [
+        [
+            row["model"],
+            row["optimizer"],
+            row["method"],
+            str(row["layers"]),
+            str(row["shapes"]),
+            _both(row["kernels"], row["kernels_after"], "d"),
+            _both(row["reads"], row["reads_after"], "d"),
+            _both(row["bytes"] / 1e6, row["bytes_after"] / 1e6, ".1f"),
+        ]
+        for row in part["rows"]
+    ]
+    text = COUNTS.format(**part) + "\n" + table(header, body)
+    compiled = part["compiled"]
+    return text if compiled is None else text + "\n" + COMPILED.format(**compiled)
+
+
+def _both(first: float, second: float, form: str) -> str:
+    """A number, or two where the second differs."""
+    written = [f"{value:{form}}" for value in (first, second)]
+    return ", ".join(dict.fromkeys(written))
 
 
 def _failed(part: Row | None) -> str:
