@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from training_cases import EXAMPLE, sgd, true_norms
 
 from oracle import dense_norm
 from spectralclip import Attachment, Method, attach
-from spectralclip.methods import ClipBatchNorm, FastClip
+from spectralclip.methods import ClipBatchNorm, FastClip, SpectralClip
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,6 @@ class Tried:
     parts: int = 2
 
 
-def spectral_clip(**settings: Any) -> Method:
-    from spectralclip._training.spectral_clip import SpectralClip
-
-    return SpectralClip(**settings)
-
-
 TRIED = {
     "FastClip": Tried(lambda: FastClip(lr=0.1, inner_steps=3, every=2), 1.25, 0.3, 44),
     # Compositions take hundreds of rounds.
@@ -54,26 +47,16 @@ TRIED = {
         1,
     ),
     "ClipBatchNorm": Tried(ClipBatchNorm, 1 + 1e-6, 1e-6, 4),
-    "SpectralClip": Tried(spectral_clip, 1.01, 0.05, 12),
-    "SpectralClip-composed": Tried(lambda: spectral_clip(compose="conv_bn"), 1.03, 0.05, 12),
+    "SpectralClip": Tried(SpectralClip, 1.01, 0.05, 12),
+    "SpectralClip-composed": Tried(lambda: SpectralClip(compose="conv_bn"), 1.03, 0.05, 12),
 }
-
-
-HAS_OURS = importlib.util.find_spec("spectralclip._training.spectral_clip") is not None
-
-
-needs_ours = pytest.mark.skipif(not HAS_OURS, reason="SpectralClip is not there")
 
 
 # Its rounds on compositions are unstable now and then, and say so.
 undone = pytest.mark.filterwarnings("ignore:FastClip on layer .* was undone")
 
 
-MARKS = {
-    "FastClip-concat": [undone],
-    "SpectralClip": [needs_ours],
-    "SpectralClip-composed": [needs_ours],
-}
+MARKS = {"FastClip-concat": [undone]}
 
 
 over_methods = pytest.mark.parametrize(

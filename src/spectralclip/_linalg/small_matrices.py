@@ -100,13 +100,10 @@ class GramSVD:
     or left ones of wide matrices.
     """
 
-    def __init__(
-        self, matrices: Tensor, *, gram: Tensor | None = None, exact: bool = False
-    ) -> None:
+    def __init__(self, matrices: Tensor, *, exact: bool = False) -> None:
         self._matrices, self._is_exact = matrices, exact
         self.is_wide = matrices.shape[-2] < matrices.shape[-1]
-        if gram is None:
-            gram = smaller_gram(wide(matrices) if exact else matrices)
+        gram = smaller_gram(wide(matrices) if exact else matrices)
         squares, vectors = torch.linalg.eigh(decomposable(gram))
         self.values, self.vectors = squares.clamp_min(0).sqrt().to(gram.device), vectors.to(gram)
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -43,9 +42,7 @@ from spectralclip._operators.module_types import (
 )
 
 
-@final
-@dataclass(frozen=True)
-class Site:
+class Site(NamedTuple):
     """Where a layer stands: the shapes on both sides, and the order of memory that it gets."""
 
     function: AffineFunction
@@ -130,18 +127,10 @@ def _computes_weight_in_half(function: AffineFunction, layer: Any) -> bool:
     )
 
 
-def _linear(site: Site, layer: Any) -> LinearMap:
-    return DenseMap(site.weight(layer), site.source[:-1])
-
-
 def _embedding(site: Site, layer: Any) -> LinearMap | None:
     if layer.max_norm is not None:
         return None
     return DenseMap(site.weight(layer).T.contiguous(), site.source[:-1])
-
-
-def _identity(site: Site, layer: Any) -> LinearMap:
-    return IdentityMap(site.source, site.target, site.channels_last)
 
 
 def _batch_norm(site: Site, layer: Any) -> LinearMap | None:
@@ -189,10 +178,13 @@ def _conv_transpose(site: Site, layer: Any) -> LinearMap | None:
 
 # The layers with a map of their own. A new shortcut is a map class and a line here.
 SHORTCUTS: list[tuple[tuple[type[nn.Module], ...], Callable[[Site, Any], LinearMap | None]]] = [
-    ((nn.Linear,), _linear),
+    ((nn.Linear,), lambda site, layer: DenseMap(site.weight(layer), site.source[:-1])),
     ((nn.Embedding,), _embedding),
     (CONVS, _conv),
     (TRANSPOSED, _conv_transpose),
     (BATCH_NORMS, _batch_norm),
-    ((nn.Identity, nn.Flatten, nn.Unflatten, *DROPOUTS), _identity),
+    (
+        (nn.Identity, nn.Flatten, nn.Unflatten, *DROPOUTS),
+        lambda site, layer: IdentityMap(site.source, site.target, site.channels_last),
+    ),
 ]

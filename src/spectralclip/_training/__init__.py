@@ -1,33 +1,20 @@
 """Norms held while a model trains."""
 
-from spectralclip._training.attach import attach
-from spectralclip._training.attachment import Attachment, NormEstimate, Schedule
-from spectralclip._training.distributed.consensus import DisagreementError
-from spectralclip._training.distributed.sharing import Sharing, weights_of
-from spectralclip._training.engine.constrained_layer import BatchNorm
-from spectralclip._training.live import live_operator
-from spectralclip._training.method import Method, MethodState, NormWarning, seeded, warn
-from spectralclip._training.promise import Promise, promises_of
-from spectralclip._training.spectral_clip import SpectralClip
-from spectralclip._training.state import saved_vectors
-
-__all__ = [
-    "Attachment",
-    "BatchNorm",
-    "DisagreementError",
-    "Method",
-    "MethodState",
-    "NormEstimate",
-    "NormWarning",
-    "Promise",
-    "Schedule",
-    "Sharing",
-    "SpectralClip",
-    "attach",
-    "live_operator",
-    "promises_of",
-    "saved_vectors",
-    "seeded",
-    "warn",
-    "weights_of",
-]
+from spectralclip._training.attach import attach as attach
+from spectralclip._training.attachment import Attachment as Attachment
+from spectralclip._training.attachment import NormEstimate as NormEstimate
+from spectralclip._training.attachment import Schedule as Schedule
+from spectralclip._training.distributed.consensus import DisagreementError as DisagreementError
+from spectralclip._training.distributed.sharing import Sharing as Sharing
+from spectralclip._training.distributed.sharing import weights_of as weights_of
+from spectralclip._training.engine.constrained_layer import BatchNorm as BatchNorm
+from spectralclip._training.live import live_operator as live_operator
+from spectralclip._training.method import Method as Method
+from spectralclip._training.method import MethodState as MethodState
+from spectralclip._training.method import NormWarning as NormWarning
+from spectralclip._training.method import seeded as seeded
+from spectralclip._training.method import warn as warn
+from spectralclip._training.promise import Promise as Promise
+from spectralclip._training.promise import promises_of as promises_of
+from spectralclip._training.spectral_clip import SpectralClip as SpectralClip
+from spectralclip._training.state import saved_vectors as saved_vectors

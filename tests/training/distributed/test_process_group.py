@@ -68,9 +68,7 @@ def test_ranks_at_different_things_do_not_wait_forever(pair: Processes, kind: st
 def _absent() -> str:
     group = dist.new_group(timeout=timedelta(seconds=2))
     layers = layers_of(network(), SHAPE)
-    assignment = Assignment(
-        ProcessGroup(group, torch.device("cpu")), layers, dict.fromkeys(layers, 1.0)
-    )
+    assignment = Assignment(ProcessGroup(group, torch.device("cpu")), layers)
     return error_of(assignment.reach_consensus, Report("step 7")) if dist.get_rank() == 0 else ""
 
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -29,9 +28,7 @@ if TYPE_CHECKING:
 Adjoint = Callable[[Tensor], Tensor]
 
 
-@final
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """How a flat row is read as a tensor: channels first (as in torch), or last."""
 
     shape: Shape
@@ -74,9 +71,7 @@ class LinearMap(ABC):
     is_transposed: bool = False  # whether it is another one, read backwards
     is_explicit: bool = True  # whether it has a form of its own, and is not a layer's code
     keeps_positions: bool = False  # whether each number stays where it is, and its size changes
-    channel_axis: int = (
-        0  # of the target, which the rows of `weight` are: the first, or -1 the last
-    )
+    channel_axis: int = 0  # of the target, which rows of `weight` are: the first, or -1 the last
     # In how many equal runs of channels the map is block diagonal: 0 where each channel stands
     # alone, 1 where all may mix.
     channel_groups: int = 1

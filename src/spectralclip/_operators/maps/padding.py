@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,9 +10,7 @@ from torch import Tensor
 from spectralclip._common import Shape
 
 
-@final
-@dataclass(frozen=True)
-class ConvGeometry:
+class ConvGeometry(NamedTuple):
     """How a kernel slides, one entry for each spatial axis."""
 
     stride: Shape

@@ -9,7 +9,7 @@ from typing import Any, final
 from torch import nn
 
 from spectralclip._models import FoundLayer
-from spectralclip._training.distributed.assignment import divided, parameters_of
+from spectralclip._training.distributed.assignment import divided, estimated_cost, parameters_of
 from spectralclip._training.distributed.process_group import ProcessGroup, digest
 
 _HEAD = 4  # columns of a report's row that are not about layers or weights
@@ -31,51 +31,41 @@ class DisagreementError(RuntimeError):
 @final
 @dataclass
 class Report:
-    """What one process tells the others, or all of them together.
+    """What one process tells the others, or all of them together."""
 
-    Attributes:
-        label: What it is doing.
-        results: What came out, by layer.
-        facts: A number for each layer that has to be the same everywhere, or none at all.
-        about: What the facts are, and the remedy where they differ.
-        changed: The numbers of the parameters that have been changed.
-        projected: The numbers of those whose momentum has been changed or is to be, each with a
-            positive number that the others need to know.
-        error: What went wrong, if anything.
-    """
-
-    label: str
-    results: dict[str, Any] = field(default_factory=dict)
-    facts: Sequence[int] = ()
-    about: tuple[str, str] = ("weights", SAME_WEIGHTS)
-    changed: set[int] = field(default_factory=set)
+    label: str  # what it is doing
+    results: dict[str, Any] = field(default_factory=dict)  # what came out, by layer
+    facts: Sequence[int] = ()  # one for each layer, to be the same everywhere, or none at all
+    about: tuple[str, str] = ("weights", SAME_WEIGHTS)  # the facts, and the remedy if they differ
+    changed: set[int] = field(default_factory=set)  # the numbers of parameters that have been
+    # The numbers of those whose momentum has been changed or is to be, each with a positive number
+    # that the others need to know.
     projected: dict[int, int] = field(default_factory=dict)
     error: Exception | None = None
+
+    def outcome(self) -> dict[str, Any]:
+        """The results, unless something went wrong."""
+        if self.error is not None:
+            raise self.error
+        return self.results
 
 
 @final
 class Assignment:
-    """The layers of a model, and for each the process that works on it.
+    """The layers of a model, in the same order everywhere, and for each the process at work on it.
 
-    Attributes:
-        group: The processes.
-        layers: All layers, in the same order everywhere.
-        parameters: Their parameters, each once: the numbers of parameters count these.
-        owners: By a parameter's number, the process that works on it.
-        numbers: By layer, the numbers of its parameters.
-        mine: This process's layers.
+    Parameters are numbered by their place among `parameters`, where each of them is once.
     """
 
-    def __init__(
-        self, group: ProcessGroup, layers: Mapping[str, FoundLayer], costs: Mapping[str, float]
-    ) -> None:
+    def __init__(self, group: ProcessGroup, layers: Mapping[str, FoundLayer]) -> None:
+        costs = {name: estimated_cost(layer) for name, layer in layers.items()}
         by_name = divided(layers, costs, group.size)
         held = {name: parameters_of(layer) for name, layer in layers.items()}
         unique = {id(p): (p, by_name[name]) for name, own in held.items() for p in own}
         number = {key: n for n, key in enumerate(unique)}
         self.group, self.layers = group, dict(layers)
         self.parameters: list[nn.Parameter] = [p for p, _ in unique.values()]
-        self.owners = [owner for _, owner in unique.values()]
+        self.owners = [owner for _, owner in unique.values()]  # by a parameter's number
         self.numbers = {name: [number[id(p)] for p in own] for name, own in held.items()}
         self.mine = {name: layers[name] for name in layers if by_name[name] == group.rank}
         self._exchanges = 0

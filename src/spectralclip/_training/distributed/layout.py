@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast, final
+from typing import Any, NamedTuple, cast
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -17,23 +16,13 @@ _REMEDY = (
 )
 
 
-@final
-@dataclass(frozen=True)
-class Layout:
-    """Which part of a tensor each process holds.
+class Layout(NamedTuple):
+    """Which part of a tensor each process holds."""
 
-    Attributes:
-        dim: The dimension along which it is cut, into `parts` parts as by `torch.chunk`; None
-            where every process holds the whole.
-        parts: The number of parts.
-        places: By process, which part it holds.
-        replicas: By process, the number of the replica that its part belongs to.
-    """
-
-    dim: int | None
-    parts: int
-    places: tuple[int, ...]
-    replicas: tuple[int, ...]
+    dim: int | None  # along which it is cut, as by `torch.chunk`; None where each holds the whole
+    parts: int  # how many there are
+    places: tuple[int, ...]  # by process, which part it holds
+    replicas: tuple[int, ...]  # by process, the number of the replica that its part belongs to
 
     def part(self, whole: Tensor, rank: int) -> Tensor:
         """What a process holds of the whole, as a view."""

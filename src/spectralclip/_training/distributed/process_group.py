@@ -17,18 +17,14 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @final
 class ProcessGroup:
-    """The processes that train one model, numbered from zero.
+    """The processes that train one model, `size` of them, numbered from zero; this is `rank`.
 
     Tensors travel as bytes, many in one message, so that they arrive bit for bit.
-
-    Attributes:
-        rank: The number of this process in the group.
-        size: How many there are.
-        ranks: For each, its number among all processes.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, device: torch.device) -> None:
         self._group = dist.group.WORLD if group is None else group
+        # For each, its number among all processes.
         self.ranks: list[int] = dist.get_process_group_ranks(self._group)
         self.rank, self.size = dist.get_rank(self._group), len(self.ranks)
         # Gloo exchanges what lies in main memory; others want what lies on their devices.
@@ -84,7 +80,7 @@ class ProcessGroup:
         return torch.empty(size, dtype=torch.uint8, device=self._device)
 
     def _packed(self, tensors: Sequence[Tensor]) -> Tensor:
-        message = torch.zeros(sum(map(_room, tensors)), dtype=torch.uint8, device=self._device)
+        message = self._blank(sum(map(_room, tensors))).zero_()
         for part, tensor in _parts(message, tensors):
             part.copy_(tensor.detach())
         return message

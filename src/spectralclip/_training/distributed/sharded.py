@@ -36,9 +36,8 @@ class Sharded(Sharing):
         model: nn.Module,
         layers: Mapping[str, FoundLayer],
         optimizers: Optimizers,
-        costs: Mapping[str, float],
     ) -> None:
-        self._assignment, self._model = Assignment(group, layers, costs), model
+        self._assignment, self._model = Assignment(group, layers), model
         self.optimizers = optimizers
         self._layouts = [layout_of(p, group.ranks) for p in self._assignment.parameters]
         self._statistics = Statistics(group, layers.values())
@@ -69,9 +68,7 @@ class Sharded(Sharing):
             for parameter, direction in zip(parameters, directions, strict=True):
                 self._directions.setdefault(self._numbers[id(parameter)], []).append(direction)
 
-    def carry_out(
-        self, work: Callable[[], dict[str, Any]], label: str = "a step"
-    ) -> dict[str, Any]:
+    def carry_out(self, work: Callable[[], dict[str, Any]], label: str) -> dict[str, Any]:
         """Gather the layers that move at their owners, work, and hand out what has changed."""
         assignment = self._assignment
         reshard_(self._model)
@@ -87,9 +84,7 @@ class Sharded(Sharing):
         report.projected = dict.fromkeys(self._directions, 1)
         together = assignment.reach_consensus(report)
         self._hand_out(sorted(together.changed), sorted(together.projected))
-        if together.error is not None:
-            raise together.error
-        return together.results
+        return together.outcome()
 
     def merged(self, by_layer: dict[str, Any]) -> dict[str, Any]:
         self._assignment.reach_consensus(Report("state_dict()"))
@@ -105,6 +100,7 @@ class Sharded(Sharing):
                 whole.requires_grad_(parameter.requires_grad)
         post.send()
 
+    @torch.no_grad()
     def _hand_out(self, changed: Sequence[int], projected: Sequence[int]) -> None:
         """Bring the parts of changed weights up to date, and project the momentum in between."""
         assignment, rank = self._assignment, self._assignment.group.rank
@@ -113,7 +109,7 @@ class Sharded(Sharing):
             there.from_owner(n, assignment.parameters[n], self._wholes.get(n))
         wholes: dict[int, Momentum] = {}
         for n in projected:
-            momentum = self._momentum(n)
+            momentum = self.optimizers.momentum_of(assignment.parameters[n])
             if momentum is None:
                 continue
             if assignment.owners[n] == rank:
@@ -132,10 +128,6 @@ class Sharded(Sharing):
                     momentum.buffer.copy_(without_outward([[momentum]], [[direction]])[0])
         finally:
             back.send()
-
-    def _momentum(self, number: int) -> Momentum | None:
-        with torch.no_grad():
-            return self.optimizers.momentum_of(self._assignment.parameters[number])
 
 
 @final

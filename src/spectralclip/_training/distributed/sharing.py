@@ -61,9 +61,7 @@ class Sharing(ABC):
         """
 
     @abstractmethod
-    def carry_out(
-        self, work: Callable[[], dict[str, Any]], label: str = "a step"
-    ) -> dict[str, Any]:
+    def carry_out(self, work: Callable[[], dict[str, Any]], label: str) -> dict[str, Any]:
         """Work on `mine`, and exchange weights and results: all processes end with the same.
 
         Args:
@@ -98,9 +96,7 @@ class Alone(Sharing):
         """Change what the optimizer remembers, now."""
         project_momenta_(self.optimizers, moved)
 
-    def carry_out(
-        self, work: Callable[[], dict[str, Any]], label: str = "a step"
-    ) -> dict[str, Any]:
+    def carry_out(self, work: Callable[[], dict[str, Any]], label: str) -> dict[str, Any]:
         """Work, and return the results."""
         return work()
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from spectralclip._models import FoundLayer, is_sharded_tensor, reshard_
-from spectralclip._training.distributed.assignment import estimated_cost, parameters_of
+from spectralclip._training.distributed.assignment import parameters_of
 from spectralclip._training.distributed.consensus import Assignment, Report, agree
 from spectralclip._training.distributed.layout import group_of
 from spectralclip._training.distributed.process_group import ProcessGroup, fingerprints, portable
@@ -38,19 +38,11 @@ def sharing_of(
     *,
     divides: bool,
     claims: Mapping[str, object],
-    costs: Mapping[str, float] | None = None,
-    group: dist.ProcessGroup | None = None,
 ) -> Sharing:
     """How the work on the layers is to be shared by the processes that there are.
 
-    Args:
-        model: The model, without a wrapper.
-        layers: Its layers that are taken care of.
-        optimizers: What moves them.
-        divides: Whether a process may leave layers to others.
-        claims: What has to be the same in every process, by what it is about.
-        costs: About what the work on each layer costs; by default the price of applying it.
-        group: The processes that train the model, for plain weights; all by default.
+    `divides` says whether a process may leave layers to others, and `claims`, by what they are
+    about, are what has to be the same in every process.
 
     Raises:
         DisagreementError: The processes do not bring the same model, method or bounds.
@@ -62,12 +54,11 @@ def sharing_of(
     reshard_(model)
     parameters = [p for layer in layers.values() for p in parameters_of(layer)]
     is_sharded = any(map(is_sharded_tensor, parameters))
-    if dist.get_world_size(group) == 1 and not is_sharded:
+    if dist.get_world_size() == 1 and not is_sharded:
         return Alone(layers, optimizers)
     device = parameters[0].device
-    processes = group_of(model, layers) if is_sharded else ProcessGroup(group, device)
+    processes = group_of(model, layers) if is_sharded else ProcessGroup(None, device)
     agree(processes, {**claims, **_descriptions(layers, optimizers)})
-    costs = costs or {name: estimated_cost(layer) for name, layer in layers.items()}
     if is_sharded and not divides:
         raise ValueError(
             "The method has to see every layer in every process, and the weights are sharded by "
@@ -75,10 +66,8 @@ def sharing_of(
             "method."
         )
     if is_sharded:
-        return Sharded(processes, model, layers, optimizers, costs)
-    return (
-        Replicated(processes, layers, optimizers, costs) if divides else Alone(layers, optimizers)
-    )
+        return Sharded(processes, model, layers, optimizers)
+    return Replicated(processes, layers, optimizers) if divides else Alone(layers, optimizers)
 
 
 @final
@@ -90,13 +79,9 @@ class Replicated(Sharing):
     """
 
     def __init__(
-        self,
-        group: ProcessGroup,
-        layers: Mapping[str, FoundLayer],
-        optimizers: Optimizers,
-        costs: Mapping[str, float],
+        self, group: ProcessGroup, layers: Mapping[str, FoundLayer], optimizers: Optimizers
     ) -> None:
-        self._assignment, self.optimizers = Assignment(group, layers, costs), optimizers
+        self._assignment, self.optimizers = Assignment(group, layers), optimizers
         self._statistics = Statistics(group, layers.values())
         self._numbers = {id(p): n for n, p in enumerate(self._assignment.parameters)}
         self._projected: dict[int, int] = {}
@@ -117,9 +102,7 @@ class Replicated(Sharing):
             # The others may have no buffer to tell its size from.
             self._projected[self._numbers[id(parameter)]] = momentum.buffer.element_size()
 
-    def carry_out(
-        self, work: Callable[[], dict[str, Any]], label: str = "a step"
-    ) -> dict[str, Any]:
+    def carry_out(self, work: Callable[[], dict[str, Any]], label: str) -> dict[str, Any]:
         """Work on the layers of this process, and send what has changed to the others."""
         assignment = self._assignment
         self._rounds += 1
@@ -138,9 +121,7 @@ class Replicated(Sharing):
         }
         together = assignment.reach_consensus(report)
         self._spread(together)
-        if together.error is not None:
-            raise together.error
-        return together.results
+        return together.outcome()
 
     def merged(self, by_layer: dict[str, Any]) -> dict[str, Any]:
         self._assignment.reach_consensus(Report("state_dict()"))
@@ -173,10 +154,7 @@ class Replicated(Sharing):
 
 def _descriptions(layers: Mapping[str, FoundLayer], optimizers: Optimizers) -> dict[str, object]:
     """What has to be the same of layers that have been found in each process."""
-    claims: dict[str, object] = {
-        "layers": list(layers),
-        "optimizer": optimizers.names,
-    }
+    claims: dict[str, object] = {"layers": list(layers), "optimizer": optimizers.names}
     for name, layer in layers.items():
         shapes = [[tuple(p.shape), str(p.dtype)] for p in parameters_of(layer)]
         claims[f"shapes of the weights of layer {name!r}"] = shapes
