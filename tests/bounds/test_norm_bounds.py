@@ -27,7 +27,7 @@ from torch import nn
 
 import spectralclip as sc
 from oracle import dense_norm
-from spectralclip._bounds import Interval, norm_bounds, norm_bounds_all_sizes
+from spectralclip._bounds import Interval, cholesky, norm_bounds, norm_bounds_all_sizes
 from spectralclip._bounds import exact as _block_norms
 
 _bounds = importlib.import_module("spectralclip._bounds.norm_bounds")  # not the function
@@ -260,8 +260,7 @@ def test_a_shape_that_does_not_fit() -> None:
 
 
 def test_no_deterministic_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    certificates = pytest.importorskip("spectralclip._bounds.cholesky")
-    monkeypatch.setattr(certificates, "deterministic_upper", lambda op, lower, rtol: None)
+    monkeypatch.setattr(cholesky, "deterministic_upper", lambda op, lower, rtol: None)
     settings = _block_norms.ExactConstants(dense_side_deterministic=2)
     monkeypatch.setattr(_bounds, "EXACT", settings)
     layer = nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")

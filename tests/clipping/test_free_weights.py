@@ -86,6 +86,14 @@ def test_move_all_moves_both() -> None:
     assert not torch.equal(conv.weight, weight) and not torch.equal(bn.weight, gamma)
 
 
+def test_a_weight_normed_convolution_is_clipped_to_a_tiny_bound() -> None:
+    with seeded(0):
+        conv = parametrizations.weight_norm(nn.Conv2d(2, 2, 3, padding=1, bias=False))
+    result = clip_(conv, (2, 5, 5), 1e-20)
+    assert 0.5e-20 < dense_norm(conv, (2, 5, 5)) <= 1.001e-20
+    assert result.norm_after <= 1.001e-20
+
+
 def test_weight_norm_and_low_rank_pairs_are_clipped() -> None:
     with seeded(0):
         normed = parametrizations.weight_norm(nn.Linear(6, 5))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -63,4 +62,4 @@ def named(*names: str) -> list[Case]:
 
 
 def probe(monkeypatch: pytest.MonkeyPatch, **changed: int) -> None:
-    monkeypatch.setattr(_metric, "PROBING", dataclasses.replace(_metric.PROBING, **changed))
+    monkeypatch.setattr(_metric, "PROBING", _metric.PROBING._replace(**changed))

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -148,9 +147,7 @@ def bandwidth(couples: Tensor) -> int:
     return int((rows - columns).abs().max()) if len(rows) else 0
 
 
-@final
-@dataclass(frozen=True)
-class Shortened:
+class Shortened(NamedTuple):
     """A shorter image whose blocks are all those of a long one.
 
     Away from the ends of the axis a convolution only shifts. The long matrix has `inserted`

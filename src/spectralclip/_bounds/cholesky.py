@@ -25,8 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,9 +35,7 @@ from spectralclip._operators import LinearOperator, plain_numerics
 from spectralclip._spectrum import leading_spectrum
 
 
-@final
-@dataclass(frozen=True)
-class CertificateConstants:
+class CertificateConstants(NamedTuple):
     """What is still worth a certificate, and which values it tries."""
 
     work: float = 1.5e12  # multiply-adds: some two minutes of one core

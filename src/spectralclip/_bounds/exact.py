@@ -11,8 +11,7 @@ What is proved by floating point is proved up to rounding, so each value has its
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple
 
 import torch
 
@@ -22,9 +21,7 @@ from spectralclip._operators import BlockForm, ConvMap, LinearOperator
 from spectralclip._spectrum import Torus, symbol_peak
 
 
-@final
-@dataclass(frozen=True)
-class ExactConstants:
+class ExactConstants(NamedTuple):
     """When small matrices are decomposed."""
 
     # Multiply-adds that need no second thought. One matrix of 1259 rows and columns takes as many:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -26,9 +26,7 @@ from spectralclip._operators import LinearOperator
 from spectralclip._spectrum import filtered_row, random_rows
 
 
-@final
-@dataclass(frozen=True)
-class SearchConstants:
+class SearchConstants(NamedTuple):
     """What a run is limited by."""
 
     # At most so many. One percent at a failure of 1e-6 takes 45 to 60 of them; a width of 1e-4 took

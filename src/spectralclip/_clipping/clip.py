@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal, NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -27,9 +27,7 @@ from spectralclip._operators import (
 from spectralclip._spectrum import fresh_ritz, most_work, svds
 
 
-@final
-@dataclass(frozen=True)
-class ClipSettings:
+class ClipSettings(NamedTuple):
     """How the result is settled on the weights as they are stored."""
 
     # Lanczos steps of the last search, from a new random vector. Without it a norm of 1.003 c was
@@ -150,7 +148,7 @@ def clip_(
                 "and does not follow the scale of its parameters. It is left as it was."
             )
         distance, bound = job.movable.distance(point), found.lower_bound
-        if job.movable.is_direct:
+        if job.movable.matrices is not None:
             # What was found is the projection itself; certifying or rounding may have gone beyond.
             bound = distance if point is found.point else job.movable.distance(found.point)
     unit = job.movable.unit
@@ -183,6 +181,10 @@ class _Clipping:
     def _take(self, op: LinearOperator) -> None:
         self.op, self._unit = op, 2.0 ** round(math.log2(self._max_norm))
         self.movable = free_weights(op, self._move, self._unit)
+
+    @property
+    def _is_estimated(self) -> bool:
+        return self.movable.matrices is None
 
     @property
     def moving(self) -> list[Tensor]:
@@ -220,10 +222,11 @@ class _Clipping:
         if movable.is_linear:
             return
         generator = torch.Generator("cpu").manual_seed(0)
-        sizes = [
-            float(fresh_ritz(movable.operator(share * movable.start), 10, 1, generator).S[0])
-            for share in (1.0, 0.01)
-        ]
+        sizes = []
+        for share in (1.0, 0.01):
+            # In units of a tiny bound the squares of singular values would overflow.
+            op, factor = movable.operator(share * movable.start).balanced()
+            sizes.append(float(fresh_ritz(op, 10, 1, generator).S[0]) / factor)
         if sizes[1] > 0.9 * sizes[0]:
             raise ValueError(
                 f"The norm of {self.op.name} does not follow the scale of its parameters, as with "
@@ -233,8 +236,8 @@ class _Clipping:
             )
 
     def norm_at_start(self) -> float:
-        if self.movable.is_direct:
-            return self._unit * self.movable.norm
+        if self.movable.matrices is not None:
+            return self._unit * self.movable.matrices.norm
         norm = self._symbol_norm(self.movable.start)
         if norm is not None:
             return norm
@@ -245,7 +248,7 @@ class _Clipping:
     def _symbol_norm(self, point: Tensor) -> float | None:
         """The norm of a convolution on a large image, from above, by its symbol; else None."""
         conv, excess = self.movable.conv, self._tol / 8
-        if conv is None or self.movable.is_direct or not self.movable.is_stored_in_full:
+        if conv is None or not self._is_estimated or not self.movable.is_stored_in_full:
             return None
         # Together with what the search may leave open, less than what is left alone.
         if not self._view.is_large(self._tol / 4):
@@ -262,7 +265,7 @@ class _Clipping:
         # the direction of the move.
         gap = (EXACT_CUTS if self._exact else CUTS).gap
         excess = min(SETTINGS.excess_share * gap * (norm / max_norm - 1), 0.01)
-        is_cuttable = movable.conv is not None and not movable.is_direct
+        is_cuttable = movable.conv is not None and self._is_estimated
         small = self._view.cropped(excess) if is_cuttable else None
         if small is not None:
             op = small.op if self.op is self._view.op else small.double
@@ -279,7 +282,7 @@ class _Clipping:
         """
         start, norm = self.movable.start, math.inf
         # Where nothing was estimated, a short search only guards against rounding.
-        steps = SETTINGS.short_steps if self.movable.is_direct else SETTINGS.final_steps
+        steps = SETTINGS.final_steps if self._is_estimated else SETTINGS.short_steps
         for attempt in range(SETTINGS.rounds):
             norm = self._norm_at(point, steps)
             if norm <= max_norm * (1 + SETTINGS.settled):

@@ -14,8 +14,7 @@ larger than the image. Both are a start from which little is left to do.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -26,9 +25,7 @@ from spectralclip._linalg import GramSVD, folded_frequencies, symbols, tap_waves
 from spectralclip._operators import ConvMap
 
 
-@final
-@dataclass(frozen=True)
-class SplittingSettings:
+class SplittingSettings(NamedTuple):
     """Measured on layers of 64 to 512 channels, trained and random."""
 
     rho: float = 12.0  # the splitting's parameter; ADMM with a small one, Dykstra, FISTA: slower

@@ -87,6 +87,29 @@ def moving_names(op: LinearOperator, move: Move, *, in_training: bool = False) -
     return [name for name in op.parameters if name in moving and name in first]
 
 
+@final
+class Matrices:
+    """A weight of independent matrices, one a group; of numbers, if it is a vector."""
+
+    def __init__(self, weight: Tensor, groups: int) -> None:
+        self._weight, self._groups = weight, groups
+
+    @cached_property
+    def _decomposed(self) -> GramSVD:
+        rows = self._weight.shape[0] // self._groups
+        return GramSVD(self._weight.reshape(self._groups, rows, -1), exact=True)
+
+    @property
+    def norm(self) -> float:
+        return float(self._weight.abs().max()) if self._weight.ndim == 1 else self._decomposed.norm
+
+    def clipped(self, max_norm: float) -> Tensor:
+        """The nearest weight within the bound."""
+        if self._weight.ndim == 1:
+            return self._weight.clamp(-max_norm, max_norm)
+        return self._decomposed.clipped(max_norm).reshape(self._weight.shape)
+
+
 class FreeWeights(ABC):
     """M as a function of a point, the tensor of everything that moves.
 
@@ -98,9 +121,9 @@ class FreeWeights(ABC):
     knows_distance: bool  # whether lengths of changes are distances between operators
     metric: PlainMetric | None = None  # D, where it is known
     conv: ConvMap | None = None  # the convolution in units of `unit`, where the layer is one
-    # Whether singular values can be set one by one, as in dense layers, batch norms and
-    # convolutions whose windows do not overlap: such a form has `norm` and `clipped`.
-    is_direct: bool = False
+    # The point as independent matrices, whose singular values can be set one by one, in dense
+    # layers, batch norms and convolutions whose windows do not overlap.
+    matrices: Matrices | None = None
 
     def __init__(self, function: AffineFunction, names: Sequence[str], unit: float) -> None:
         self._function, self.names, self.unit = function, list(names), unit
@@ -133,15 +156,6 @@ class FreeWeights(ABC):
     def parameters(self, point: Tensor) -> dict[str, Tensor]:
         """The layer's own parameters, by name, that a point stands for."""
 
-    @property
-    def norm(self) -> float:
-        """The largest singular value at the start, where the form is direct."""
-        raise NotImplementedError
-
-    def clipped(self, max_norm: float) -> Tensor:
-        """The nearest point within the bound, where the form is direct."""
-        raise NotImplementedError
-
     @final
     @property
     def is_stored_in_full(self) -> bool:
@@ -169,11 +183,7 @@ class MergedWeight(FreeWeights):
     is_linear = knows_distance = True
 
     def __init__(
-        self,
-        function: AffineFunction,
-        plain: PlainWeight,
-        unit: float,
-        metric: PlainMetric | None = None,
+        self, function: AffineFunction, plain: PlainWeight, unit: float, metric: PlainMetric | None
     ) -> None:
         super().__init__(function, [plain.name], unit)
         self._plain = plain
@@ -182,7 +192,8 @@ class MergedWeight(FreeWeights):
         self.map = plain.own.with_weight(self.start)  # the whole, divided by the unit
         self._metric = self.metric = PlainMetric(self.map) if metric is None else metric
         self.conv = self.map.convolution
-        self.is_direct = self.conv is None or self.conv.has_separate_windows
+        if self.conv is None or self.conv.has_separate_windows:
+            self.matrices = Matrices(self.start, self.conv.geometry.groups if self.conv else 1)
 
     def operator(self, point: Tensor) -> LinearOperator:
         return LinearOperator(self._function, [self.map.with_weight(point)], transposed=False)
@@ -204,21 +215,6 @@ class MergedWeight(FreeWeights):
 
     def parameters(self, point: Tensor) -> dict[str, Tensor]:
         return {self._plain.name: self._plain.parameter(point * self.unit)}
-
-    @cached_property
-    def _matrices(self) -> GramSVD:
-        groups = 1 if self.conv is None else self.conv.geometry.groups
-        matrices = self.start.reshape(groups, self.start.shape[0] // groups, -1)
-        return GramSVD(matrices, exact=True)
-
-    @property
-    def norm(self) -> float:
-        return float(self.start.abs().max()) if self.start.ndim == 1 else self._matrices.norm
-
-    def clipped(self, max_norm: float) -> Tensor:
-        if self.start.ndim == 1:
-            return self.start.clamp(-max_norm, max_norm)
-        return self._matrices.clipped(max_norm).reshape(self.start.shape)
 
 
 @final

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,9 +13,7 @@ from spectralclip._linalg import nonnegative_qp, wide
 from spectralclip._spectrum import fresh_ritz, warmed_ritz
 
 
-@final
-@dataclass(frozen=True)
-class NewtonSettings:
+class NewtonSettings(NamedTuple):
     """Measured on 60 layers: a distance of 1.031 times the least, median, and 1.0017 c at most."""
 
     # The share of the way to the bound that a step takes while far from it. Full steps overshoot
@@ -37,9 +34,7 @@ class NewtonSettings:
 NEWTON = NewtonSettings()
 
 
-@final
-@dataclass(frozen=True)
-class Projected:
+class Projected(NamedTuple):
     """A point, the largest norm seen there, and what it took."""
 
     point: Tensor

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +17,7 @@ from spectralclip._operators import AffineFunction, LinearMap, batch_norm_scale,
 NEXT_TO_NOTHING = 1e-4
 
 
-@final
-@dataclass(frozen=True)
-class PlainWeight:
+class PlainWeight(NamedTuple):
     """The weight of a plain layer, and what the batch norms beside it multiply its entries with."""
 
     name: str  # the parameter

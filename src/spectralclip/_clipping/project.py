@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from spectralclip._clipping.cutting_planes import CUTS, EXACT_CUTS, by_cuts
@@ -20,12 +18,12 @@ def nearest(
     movable: FreeWeights, max_norm: float, norm: float, exact: bool, generator: torch.Generator
 ) -> Projected:
     """The nearest point within the bound, by what suits what moves; `norm` is that of the start."""
-    if movable.is_direct:
-        return Projected(movable.clipped(max_norm), max_norm, 0, 1, True)
+    if movable.matrices is not None:
+        return Projected(movable.matrices.clipped(max_norm), max_norm, 0, 1, True)
     if not movable.is_linear:
         found = by_newton(movable, max_norm, generator)
         # Steps along a curved surface may have led astray: then the scale alone has to do.
-        return found if found.converged else replace(found, point=movable.start)
+        return found if found.converged else found._replace(point=movable.start)
     sides = None
     if movable.conv is not None and max_norm < SPLITTING.least_cut * norm and not exact:
         sides = torus_sides(movable.conv)
@@ -36,8 +34,7 @@ def nearest(
     if not found.converged and not exact:
         # Cuts and the torus come near the nearest point soon, and within the bound late.
         finished = by_newton(movable, max_norm, generator, found.point)
-        found = replace(
-            finished,
+        found = finished._replace(
             num_matvecs=found.num_matvecs + finished.num_matvecs,
             rounds=found.rounds + finished.rounds,
             lower_bound=found.lower_bound,
@@ -72,4 +69,4 @@ def _backed_up(
             near, above = share, float(seen.S[0])
         else:
             far, norm = share, float(seen.S[0])
-    return replace(found, point=movable.start + far * step, norm=norm, num_matvecs=spent)
+    return found._replace(point=movable.start + far * step, norm=norm, num_matvecs=spent)

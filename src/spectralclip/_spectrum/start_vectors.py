@@ -12,8 +12,7 @@ is out of reach.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import final
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,9 +28,7 @@ from spectralclip._spectrum.symbol_peak import (
 )
 
 
-@final
-@dataclass(frozen=True)
-class StartConstants:
+class StartConstants(NamedTuple):
     """What a start is steered by.
 
     Pairs of products are those for the norm to 1e-3, on average over 3x3 convolutions of 16, 32
@@ -141,7 +138,7 @@ def torus_map(map_: LinearMap) -> LinearMap | None:
     # On a torus of side a stride divides, there are side / stride windows.
     axes = zip(conv.extent, geometry.stride, geometry.before, strict=True)
     after = tuple(extent - stride - before for extent, stride, before in axes)
-    wrapped = replace(geometry, after=after, mode="circular")
+    wrapped = geometry._replace(after=after, mode="circular")
     shape = (conv.source.shape[0], *sides)
     torus = ConvMap(conv.weight, wrapped, shape, channels_last=conv.source.channels_last)
     return torus.transpose() if map_.is_transposed else torus

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
 
-@final
-@dataclass(frozen=True)
-class StoppingConstants:
+class StoppingConstants(NamedTuple):
     """What the stopping rule is steered by, measured on random convolutions (docs/solvers.md)."""
 
     # Residuals of so many eps times the largest value are rounding: 4608 products a sum had eight.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -22,9 +21,7 @@ from spectralclip._spectrum.start_vectors import gaussian, random_rows
 from spectralclip._spectrum.stopping import ROUNDING, StoppingRule
 
 
-@final
-@dataclass(frozen=True)
-class KrylovConstants:
+class KrylovConstants(NamedTuple):
     """What the Lanczos solver is steered by.
 
     Figures are for 3x3 convolutions of 16, 32 and 64 channels on 32, 24 and 16 pixels.

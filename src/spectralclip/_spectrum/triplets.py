@@ -7,7 +7,7 @@ float32 lose more than applying the layer does: what is left is the rounding of 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, final
 
 import torch
@@ -104,9 +104,7 @@ class Verdict(NamedTuple):
     accurate: Tensor  # whether that is within the tolerance
 
 
-@final
-@dataclass(frozen=True)
-class Triplets:
+class Triplets(NamedTuple):
     """Leading singular triplets on flat rows: unit vectors u, v with `s = <u, M v>`, descending.
 
     With a verdict, values are in the operator's precision and rounded down. Without one they are
@@ -126,17 +124,17 @@ class Triplets:
 
     def first(self, k: int) -> Triplets:
         verdict = self.verdict and Verdict(*(part[:k] for part in self.verdict))
-        return replace(self, S=self.S[:k], U=self.U[:k], V=self.V[:k], verdict=verdict)
+        return self._replace(S=self.S[:k], U=self.U[:k], V=self.V[:k], verdict=verdict)
 
     def scaled(self, factor: float) -> Triplets:
         """The triplets of a multiple of the operator."""
         verdict = self.verdict and self.verdict._replace(
             residuals=factor * self.verdict.residuals, errors=factor * self.verdict.errors
         )
-        return replace(self, S=factor * self.S, verdict=verdict)
+        return self._replace(S=factor * self.S, verdict=verdict)
 
     def swapped(self) -> Triplets:
-        return replace(self, U=self.V, V=self.U)
+        return self._replace(U=self.V, V=self.U)
 
     def spectrum(self, op: LinearOperator, advice: str) -> Spectrum:
         """In the layer's own shapes, with advice for the case that not all are accurate."""
