@@ -40,7 +40,9 @@ def test_every_file_with_a_method_has_a_name() -> None:
 
 
 def _has_method(path: Path) -> bool:
-    return bool(re.search(r"^class \w+\(\w*Method\):", path.read_text("utf-8"), re.MULTILINE))
+    return bool(
+        re.search(r"^class \w+\((\w+, )*\w*Method\):", path.read_text("utf-8"), re.MULTILINE)
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeAlias, final, get_type_hints
@@ -55,7 +56,7 @@ class OutsideDomain(ValueError):
 
 
 class DomainMethod(Method):
-    """A method that says which layers it is defined for, and what it takes for their norm."""
+    """A method that says which layers it is defined for."""
 
     # The types of layers it is defined for; none where it takes every affine one.
     kinds: ClassVar[tuple[type[nn.Module], ...]] = ()
@@ -77,26 +78,25 @@ class DomainMethod(Method):
         """
         return why_not_plain(layer, *cls.kinds) if cls.kinds else ""
 
-    @classmethod
-    def norm_of(cls, module: Any, in_shape: Shape, generator: Source, **settings: Any) -> float:
-        """The estimate for a layer inside of the domain; `estimate` checks it."""
-        raise NotImplementedError
-
     def takes(self, layer: FoundLayer) -> bool:
         """Layers inside the domain; where that is all that is affine, no norms or embeddings."""
         if self.why_not(layer, *layer.in_shapes):
             return False
         return bool(self.kinds) or super().takes(layer)
 
+
+class EstimatingMethod(DomainMethod):
+    """A method that also says what it takes for the norm of a layer in its domain."""
+
+    @classmethod
+    @abstractmethod
+    def norm_of(cls, module: Any, in_shape: Shape, generator: Source, **settings: Any) -> float:
+        """The estimate for a layer inside of the domain; `estimate` checks it."""
+
     @classmethod
     @plain_numerics()
     def estimate(
-        cls,
-        module: Layer,
-        in_shape: Shape,
-        *,
-        generator: Source = None,
-        **settings: Any,
+        cls, module: Layer, in_shape: Shape, *, generator: Source = None, **settings: Any
     ) -> float:
         """What the method takes for the norm of a layer.
 

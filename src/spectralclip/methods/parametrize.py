@@ -17,7 +17,7 @@ from spectralclip._spectrum import spectral_norm
 from spectralclip._training import BatchNorm, MethodState, Promise, Sharing
 from spectralclip.methods._domain import (
     WEIGHTED,
-    DomainMethod,
+    EstimatingMethod,
     OutsideDomain,
     Source,
     affine_only,
@@ -31,7 +31,7 @@ M = TypeVar("M", bound=nn.Module)
 
 @final
 @dataclass(frozen=True)
-class Parametrize(DomainMethod):
+class Parametrize(EstimatingMethod):
     """Scale the weight inside the layer by its true norm, with a gradient through the norm.
 
     Each layer's weight becomes a parametrization of torch, `W * min(1, c / sigma)`, where sigma is

@@ -170,5 +170,5 @@ def test_refused(name: str) -> None:
 
 
 def test_who_has_an_estimate() -> None:
-    assert [kind.estimate for kind in (SOC, Cayley, LOT, ECO)] == [None] * 4
+    assert not any(hasattr(kind, "estimate") for kind in (SOC, Cayley, LOT, ECO))
     assert AOL.estimate(nn.Linear(3, 3), (3,)) > 0

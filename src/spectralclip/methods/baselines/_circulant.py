@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +15,7 @@ from spectralclip._common import Shape, as_shape
 from spectralclip._linalg import grid_kernel, grid_symbols, largest_singular_value
 from spectralclip._operators import CONVS, HALF_PRECISION
 from spectralclip._training import MethodState, Promise, Sharing
-from spectralclip.methods._domain import DENSE, DomainMethod, Source, sole_module, why_not_plain
+from spectralclip.methods._domain import DENSE, EstimatingMethod, Source, sole_module, why_not_plain
 
 
 def why_not_circulant(
@@ -81,9 +80,7 @@ def torus_symbols(kernel: Tensor, sides: Shape, stride: Shape) -> Tensor:
     return grid_symbols(padded, stride)
 
 
-@final
-@dataclass(frozen=True)
-class Torus:
+class Torus(NamedTuple):
     """Where a strided convolution is block-circulant.
 
     Its matrix is block diagonal in the Fourier modes of the output's grid, with blocks
@@ -127,7 +124,7 @@ class Torus:
         return self.kernel(clipped, tuple(kernel.shape[2:]))
 
 
-class CirculantMethod(DomainMethod):
+class CirculantMethod(EstimatingMethod):
     """Clips all layers of a model every so many steps, and does nothing in between."""
 
     every: int

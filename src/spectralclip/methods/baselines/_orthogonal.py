@@ -12,7 +12,7 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
@@ -31,8 +31,6 @@ _SQUARINGS = 3  # until rounding is undone
 
 class OrthogonalMethod(SwapMethod):
     """Each dense layer and convolution is exchanged for an orthogonal one of its weight."""
-
-    estimate: ClassVar[None] = None  # type: ignore[assignment]
 
     @abstractmethod
     def orthogonal(self, matrices: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from spectralclip._clipping import clamp_batch_norm_
 from spectralclip._common import Shape, checked_generator
 from spectralclip._operators import Layer, LinearOperator, as_operator, plain_numerics
-from spectralclip._spectrum import ROUNDING, Spectrum, gaussian, left_vectors, warned
+from spectralclip._spectrum import ROUNDING, Spectrum, left_vectors, random_rows, warned
 from spectralclip._training import MethodState, Sharing, saved_vectors
 from spectralclip.methods._domain import (
     DomainMethod,
@@ -65,9 +65,7 @@ def power_norm(
 
 
 def random_start(op: LinearOperator, generator: torch.Generator | None) -> Tensor:
-    if generator is None:
-        generator = torch.Generator("cpu").manual_seed(0)
-    return gaussian(op, 1, op.shape[1], generator).reshape(1, *op.in_shape)
+    return random_rows(op, 1, checked_generator(generator)).reshape(1, *op.in_shape)
 
 
 class PowerState(MethodState):

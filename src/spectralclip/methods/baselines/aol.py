@@ -12,14 +12,14 @@ from torch import Tensor
 
 from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
-from spectralclip.methods._domain import Source, sole_module
+from spectralclip.methods._domain import EstimatingMethod, Source, sole_module
 from spectralclip.methods.baselines._orthogonal import repetition
 from spectralclip.methods.baselines._swap import Form, OwnShape, SwapMethod
 
 
 @final
 @dataclass(frozen=True)
-class AOL(SwapMethod):
+class AOL(SwapMethod, EstimatingMethod):
     """Layers of norm at most the bound, by one factor for each input channel.
 
     Prach and Lampert, "Almost-Orthogonal Layers for Efficient General-Purpose Lipschitz Networks",

@@ -16,7 +16,7 @@ from spectralclip._operators import CONVS, HALF_PRECISION
 from spectralclip._training import MethodState, Promise, Sharing, saved_vectors
 from spectralclip.methods._domain import (
     DENSE,
-    DomainMethod,
+    EstimatingMethod,
     Source,
     check_count,
     sole_module,
@@ -28,7 +28,7 @@ _TROUBLE = "weights are not finite, or so large that the retraction enlarges the
 
 @final
 @dataclass(frozen=True)
-class Cisse(DomainMethod):
+class Cisse(EstimatingMethod):
     """Parseval networks: pull the rows of each kernel toward orthonormal ones.
 
     Moustapha Cisse, Piotr Bojanowski, Edouard Grave, Yann Dauphin, Nicolas Usunier: *Parseval

@@ -14,7 +14,7 @@ from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
 from spectralclip._operators import plain_numerics
 from spectralclip._training import MethodState, Promise, Sharing, warn
-from spectralclip.methods._domain import DomainMethod, Source, sole_module
+from spectralclip.methods._domain import EstimatingMethod, Source, sole_module
 from spectralclip.methods.baselines._circulant import why_not_circulant
 from spectralclip.methods.baselines._gram import (
     PaddingForm,
@@ -27,7 +27,7 @@ from spectralclip.methods.baselines._gram import (
 
 @final
 @dataclass(frozen=True)
-class Delattre(DomainMethod):
+class Delattre(EstimatingMethod):
     """An upper bound on the norm by Gram iteration (Delattre et al.).
 
     B. Delattre, Q. Barthelemy, A. Araujo, A. Allauzen: *Efficient Bound of Lipschitz Constant for

@@ -8,13 +8,13 @@ from typing import Any, ClassVar, final
 
 from spectralclip._common import Shape
 from spectralclip._training import MethodState, Promise, Sharing
-from spectralclip.methods._domain import WEIGHTED, DomainMethod, Source
+from spectralclip.methods._domain import WEIGHTED, EstimatingMethod, Source
 from spectralclip.methods.baselines._power import PowerScaler, power_norm
 
 
 @final
 @dataclass(frozen=True)
-class Farnia(DomainMethod):
+class Farnia(EstimatingMethod):
     """Divide a weight by what its norm is above the bound, by one warm iteration a step.
 
     Farzan Farnia, Jesse M. Zhang, David Tse: *Generalizable Adversarial Training via Spectral

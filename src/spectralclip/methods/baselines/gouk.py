@@ -13,7 +13,7 @@ from spectralclip._models import FoundLayer
 from spectralclip._training import MethodState, Promise, Sharing
 from spectralclip.methods._domain import (
     WEIGHTED,
-    DomainMethod,
+    EstimatingMethod,
     Source,
     is_batch_norm,
     sole_module,
@@ -23,7 +23,7 @@ from spectralclip.methods.baselines._power import PowerScaler, power_norm
 
 @final
 @dataclass(frozen=True)
-class Gouk(DomainMethod):
+class Gouk(EstimatingMethod):
     """Divide a weight by what its norm is above the bound, after each step.
 
     Henry Gouk, Eibe Frank, Bernhard Pfahringer, Michael J. Cree: *Regularisation of Neural

@@ -17,7 +17,7 @@ from spectralclip._operators import unchanged_rng
 from spectralclip._training import MethodState, Promise, Sharing
 from spectralclip.methods._domain import (
     WEIGHTED,
-    DomainMethod,
+    EstimatingMethod,
     Source,
     reshaped_kernel,
     sole_module,
@@ -30,7 +30,7 @@ _WARM_UP = 15
 
 @final
 @dataclass(frozen=True)
-class Miyato(DomainMethod):
+class Miyato(EstimatingMethod):
     """Divide the weight by the norm of its reshaped kernel, each time that it is used.
 
     Takeru Miyato, Toshiki Kataoka, Masanori Koyama, Yuichi Yoshida: *Spectral Normalization for

@@ -9,7 +9,7 @@ from typing import Any, final
 from spectralclip._common import Shape
 from spectralclip._operators import as_operator
 from spectralclip._training import MethodState, Sharing
-from spectralclip.methods._domain import DomainMethod, Source
+from spectralclip.methods._domain import EstimatingMethod, Source
 from spectralclip.methods.baselines._power import (
     ITERATIONS,
     MOST_ITERATIONS,
@@ -22,7 +22,7 @@ from spectralclip.methods.baselines._power import (
 
 @final
 @dataclass(frozen=True)
-class Virmaux(DomainMethod):
+class Virmaux(EstimatingMethod):
     """AutoLip's layer part: measure norms by the power method through autograd, and no more.
 
     Aladin Virmaux, Kevin Scaman: *Lipschitz Regularity of Deep Neural Networks: Analysis and
