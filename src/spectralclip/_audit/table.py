@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from spectralclip._audit.layer import Change, LayerAudit
 from spectralclip._bounds import Interval
-from spectralclip._common import ITSELF, printable, shown_name, shown_reason
+from spectralclip._common import ITSELF, missing_package, printable, shown_name, shown_reason
 from spectralclip._lipschitz import NetworkBound
 
 if TYPE_CHECKING:
@@ -114,11 +114,8 @@ def rich_table(sheet: Sheet) -> Table:
             importlib.import_module(module)
         from spectralclip._audit.fitting import FittingTable
     except ImportError as error:
-        raise ImportError(
-            f'A table in colour needs the package "rich", which could not be imported ({error}): '
-            'pip install "spectralclip[cli]", or print the object itself for plain text.',
-            name="rich",
-        ) from error
+        otherwise = ", or print the object itself for plain text."
+        raise missing_package("A table in colour", "rich", "cli", error, otherwise) from error
     return FittingTable(sheet)
 
 

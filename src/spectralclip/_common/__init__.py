@@ -1,55 +1,31 @@
 """Numbers, names and files as users give them: what every other room may use."""
 
-from spectralclip._common.amx import FaultyProcessorError, explained, needed
-from spectralclip._common.commands import (
-    FINE,
-    INTERRUPTED,
-    TERMINATED,
-    Problem,
-    Terminated,
-    file_problems,
-    guarded,
-    note,
-    one_line,
-)
-from spectralclip._common.files import replacing, require_writable, write_text, write_texts
-from spectralclip._common.numbers import (
-    Shape,
-    as_shape,
-    checked_generator,
-    checked_seed,
-    positive_number,
-)
-from spectralclip._common.progress import Progress, Steps, shown
-from spectralclip._common.text import ITSELF, printable, shown_name, shown_reason
-
-__all__ = [
-    "FINE",
-    "INTERRUPTED",
-    "ITSELF",
-    "TERMINATED",
-    "FaultyProcessorError",
-    "Problem",
-    "Progress",
-    "Shape",
-    "Steps",
-    "Terminated",
-    "as_shape",
-    "checked_generator",
-    "checked_seed",
-    "explained",
-    "file_problems",
-    "guarded",
-    "needed",
-    "note",
-    "one_line",
-    "positive_number",
-    "printable",
-    "replacing",
-    "require_writable",
-    "shown",
-    "shown_name",
-    "shown_reason",
-    "write_text",
-    "write_texts",
-]
+from spectralclip._common.amx import FaultyProcessorError as FaultyProcessorError
+from spectralclip._common.amx import explained as explained
+from spectralclip._common.amx import needed as needed
+from spectralclip._common.commands import FINE as FINE
+from spectralclip._common.commands import INTERRUPTED as INTERRUPTED
+from spectralclip._common.commands import TERMINATED as TERMINATED
+from spectralclip._common.commands import Problem as Problem
+from spectralclip._common.commands import Terminated as Terminated
+from spectralclip._common.commands import file_problems as file_problems
+from spectralclip._common.commands import guarded as guarded
+from spectralclip._common.commands import note as note
+from spectralclip._common.commands import one_line as one_line
+from spectralclip._common.files import replacing as replacing
+from spectralclip._common.files import require_writable as require_writable
+from spectralclip._common.files import write_text as write_text
+from spectralclip._common.files import write_texts as write_texts
+from spectralclip._common.numbers import Shape as Shape
+from spectralclip._common.numbers import as_shape as as_shape
+from spectralclip._common.numbers import checked_generator as checked_generator
+from spectralclip._common.numbers import checked_seed as checked_seed
+from spectralclip._common.numbers import positive_number as positive_number
+from spectralclip._common.progress import Progress as Progress
+from spectralclip._common.progress import Steps as Steps
+from spectralclip._common.progress import shown as shown
+from spectralclip._common.text import ITSELF as ITSELF
+from spectralclip._common.text import missing_package as missing_package
+from spectralclip._common.text import printable as printable
+from spectralclip._common.text import shown_name as shown_name
+from spectralclip._common.text import shown_reason as shown_reason

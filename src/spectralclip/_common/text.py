@@ -26,6 +26,17 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
+def missing_package(
+    who: str, package: str, extra: str, error: ImportError, otherwise: str = ""
+) -> ImportError:
+    """The error to raise where an optional package is missing, to be chained to the first one."""
+    return ImportError(
+        f"{who} needs the package {package!r}, which could not be imported ({error}): "
+        f'pip install "spectralclip[{extra}]"{otherwise}',
+        name=package,
+    )
+
+
 ITSELF = "the model itself"  # which has no name among its modules
 
 

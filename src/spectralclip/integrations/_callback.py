@@ -157,15 +157,6 @@ class NormCallback:
         self.attachment = None
 
 
-def missing(package: str, error: ImportError) -> ImportError:
-    """The error to raise where `package` could not be imported, to be chained to the first one."""
-    return ImportError(
-        f"spectralclip.integrations.{package} needs the package {package!r}, which could not be "
-        f'imported ({error}): pip install "spectralclip[integrations]"',
-        name=package,
-    )
-
-
 def moved(inputs: ExampleInputs, device: torch.device | None) -> ExampleInputs:
     """Example inputs on a device."""
     plain = dict(inputs) if isinstance(inputs, Mapping) else inputs  # such as a BatchEncoding

@@ -11,14 +11,15 @@ from torch import nn
 from torch.optim import Optimizer
 
 from spectralclip._clipping import Targets
+from spectralclip._common import missing_package
 from spectralclip._models import ExampleInputs, Pairs
 from spectralclip._training import Attachment, Method, Schedule, attach
-from spectralclip.integrations._callback import missing, moved
+from spectralclip.integrations._callback import moved
 
 try:
     from accelerate import Accelerator
 except ImportError as error:
-    raise missing("accelerate", error) from error
+    raise missing_package(__name__, "accelerate", "integrations", error) from error
 
 __all__ = ["attach_accelerated"]
 

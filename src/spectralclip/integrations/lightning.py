@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any, final
 
-from spectralclip.integrations._callback import NormCallback, missing
+from spectralclip._common import missing_package
+from spectralclip.integrations._callback import NormCallback
 
 try:
     # The two packages are the same code twice: take the one that the program already uses.
@@ -14,7 +15,7 @@ try:
     else:
         from lightning.pytorch import Callback
 except ImportError as error:
-    raise missing("lightning", error) from error
+    raise missing_package(__name__, "lightning", "integrations", error) from error
 
 __all__ = ["SpectralClipCallback"]
 

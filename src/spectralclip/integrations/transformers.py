@@ -10,14 +10,15 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from spectralclip._common import missing_package
 from spectralclip._models import ExampleInputs
 from spectralclip._training import NormWarning
-from spectralclip.integrations._callback import NormCallback, missing
+from spectralclip.integrations._callback import NormCallback
 
 try:
     from transformers import TrainerCallback
 except ImportError as error:
-    raise missing("transformers", error) from error
+    raise missing_package(__name__, "transformers", "integrations", error) from error
 
 __all__ = ["STATE_FILE", "SpectralClipCallback"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
+from typing import TypeGuard
 
 MISSING = "–"
 UNBOUNDED = "not bounded"
@@ -53,28 +54,29 @@ def shape(sizes: Sequence[int] | None) -> str:
     return MISSING if sizes is None else "×".join(str(size) for size in sizes) or "scalar"
 
 
-def is_finite(value: float | None) -> bool:
+def is_finite(value: float | None) -> TypeGuard[float]:
     """Whether there is a number at all, neither infinite nor missing."""
     return value is not None and math.isfinite(value)
 
 
 def ratio(above: float | None, below: float | None) -> float | None:
     """`above / below`, or None where that means nothing."""
-    if above is None or below is None or not below or not math.isfinite(above):
-        return None
-    quotient = above / below
-    return quotient if math.isfinite(quotient) else None
+    quotient = above / below if is_finite(above) and below else None
+    return quotient if is_finite(quotient) else None
 
 
 def short(value: float | None) -> float | None:
     """Six digits, which is more than a chart can show and a third of the text."""
-    if value is None or not math.isfinite(value):
-        return None
-    return float(f"{value:.6g}")
+    return float(f"{value:.6g}") if is_finite(value) else None
+
+
+def chance(probability: float) -> str:
+    """How likely something is at most, or that it is certain not to be."""
+    return at_most(probability) if probability else "none"
 
 
 def _written(value: float | None, rounding: str) -> str:
-    if value is None or not math.isfinite(value):
+    if not is_finite(value):
         return MISSING
     if value == 0:
         return "0"

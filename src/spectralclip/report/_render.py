@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import functools
+import gzip
 import hashlib
 import html
 import json
@@ -10,13 +12,12 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from spectralclip._common import missing_package
 from spectralclip.report import _numbers
 from spectralclip.report._view import view_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-import functools
-import gzip
 
 # One after the other inside one function, so that none of their names reach the page.
 SCRIPTS = ("elements.js", "table.js", "charts.js", "detail.js", "main.js")
@@ -48,20 +49,17 @@ def render(document: Mapping[str, Any], *, title: str | None = None) -> str:
         (True, True)
     """
     view = view_of(document, title)
-    script = _script()
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(
-            view=view,
-            data=packed(json.dumps(view["data"], ensure_ascii=False, allow_nan=False)),
-            library=charting_library(),
-            style=_text("style.css"),
-            script=script,
-            script_hash=_digest(script),
-            theme_script=_text("theme.js"),
-            theme_hash=_digest(_text("theme.js")),
-        )
+    script, theme = _script(), _text("theme.js")
+    template = _environment().get_template("page.html")
+    return template.render(
+        view=view,
+        data=packed(json.dumps(view["data"], ensure_ascii=False, allow_nan=False)),
+        library=charting_library(),
+        style=_text("style.css"),
+        script=script,
+        script_hash=_digest(script),
+        theme_script=theme,
+        theme_hash=_digest(theme),
     )
 
 
@@ -144,9 +142,4 @@ def packed(text: str) -> str:
 
 
 def missing(package: str, error: ImportError) -> ImportError:
-    """The error to raise where `package` could not be imported, to be chained to the first one."""
-    return ImportError(
-        f"The HTML report needs the package {package!r}, which could not be imported ({error}): "
-        f'pip install "spectralclip[report]"',
-        name=package,
-    )
+    return missing_package("The HTML report", package, "report", error)

@@ -7,7 +7,7 @@ from typing import Any
 
 from spectralclip.report._numbers import (
     MISSING,
-    at_most,
+    chance,
     count,
     factor,
     interval,
@@ -121,9 +121,11 @@ def _facts(layer: Mapping[str, Any], norm: str) -> list[str | None]:
     apart = None if linear is None or batch_norm is None else linear * batch_norm
     reshaped, frobenius = layer.get("reshaped_norm"), number(layer.get("frobenius"))
     parameters, uses = layer.get("parameters"), layer.get("uses")
+    promise = layer.get("norm") or {}  # of the upper end, and how likely that is to give way
+    failure = promise.get("failure")
     return [
         norm,
-        *_promise(layer.get("norm") or {}),
+        *(promise.get("kind"), None if failure is None else chance(failure)),
         *(None if one is None else number(one) for one in (linear, batch_norm, apart, reshaped)),
         frobenius if layer.get("frobenius_is_exact", True) else f"about {frobenius}",
         number(layer.get("stable_rank")),
@@ -133,13 +135,6 @@ def _facts(layer: Mapping[str, Any], norm: str) -> list[str | None]:
         None if uses in (None, 1) else f"{uses} times",
         ", ".join(map(str, layer.get("shared") or ())) or None,
     ]
-
-
-def _promise(norm: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """What the upper end rests on, and how likely that is to give way."""
-    failure = norm.get("failure")
-    chance = None if failure is None else at_most(failure) if failure else "none"
-    return norm.get("kind"), chance
 
 
 def _change(sides: list[Row | None], change: float | None) -> str:

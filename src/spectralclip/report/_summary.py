@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from spectralclip._common import printable
-from spectralclip.report._numbers import at_most, count, is_finite, number, ratio, shape
+from spectralclip.report._numbers import at_most, chance, count, is_finite, number, ratio, shape
 from spectralclip.report._rows import units
 
 # Settings and facts of the run, in words; others are shown under their own names.
@@ -17,7 +17,6 @@ WORDS = {
     "failure": "Probability of failure allowed",
     "deterministic": "Deterministic bounds only",
     "seed": "Seed",
-    "spectralclip": "spectralclip",
     "torch": "PyTorch",
     "python": "Python",
     "platform": "Platform",
@@ -84,14 +83,7 @@ def _failure(audit: Mapping[str, Any]) -> dict[str, str]:
     network = (bound or {}).get("failure") or 0.0
     # Probabilities add up; the network's bound may rest on norms that no row shows.
     together = max(network, min(1.0, sum(norm.get("failure") or 0.0 for norm in norms)))
-    return {
-        "network": _chance(together if bound is None else network),
-        "together": _chance(together),
-    }
-
-
-def _chance(probability: float) -> str:
-    return "none" if probability == 0 else at_most(probability)
+    return {"network": chance(together if bound is None else network), "together": chance(together)}
 
 
 def _skipped(skipped: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -48,7 +48,8 @@ def view_of(document: Mapping[str, Any], title: str | None = None) -> dict[str, 
         "title": printable(title or _title(sides)),
         "sides": summaries,
         "roles": {"layer", "chain"} <= {row["role"] for row in rows},
-        "chains": sum(_has_batch_norm(row) for row in rows),
+        # Those with a batch norm in them.
+        "chains": sum(any(side and side["split"] for side in row["sides"]) for row in rows),
         "has_steps": any(_steps(side) for side in sides),
         "data": {
             "sides": names,
@@ -64,10 +65,6 @@ def view_of(document: Mapping[str, Any], title: str | None = None) -> dict[str, 
 def _title(sides: list[Mapping[str, Any]]) -> str:
     names = [str(side.get("model") or "Model") for side in sides]
     return names[0] if len(set(names)) == 1 else " → ".join(names)
-
-
-def _has_batch_norm(row: dict[str, Any]) -> bool:
-    return any(side and side["split"] for side in row["sides"])
 
 
 def _columns(sides: int) -> list[dict[str, Any]]:
