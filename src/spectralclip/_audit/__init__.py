@@ -1,24 +1,15 @@
 """Every affine layer of a model, and the network as a whole, as data."""
 
-from spectralclip._audit.audit import audit
-from spectralclip._audit.estimates import EstimatedLayer, compare_estimates, estimates_sheet
-from spectralclip._audit.layer import LayerAudit
-from spectralclip._audit.left_out import NETWORK
-from spectralclip._audit.record import Audit, AuditComparison
-from spectralclip._audit.table import Column, Sheet, at_least_zero, plain_table, rich_table
-
-__all__ = [
-    "NETWORK",
-    "Audit",
-    "AuditComparison",
-    "Column",
-    "EstimatedLayer",
-    "LayerAudit",
-    "Sheet",
-    "at_least_zero",
-    "audit",
-    "compare_estimates",
-    "estimates_sheet",
-    "plain_table",
-    "rich_table",
-]
+from spectralclip._audit.audit import audit as audit
+from spectralclip._audit.estimates import EstimatedLayer as EstimatedLayer
+from spectralclip._audit.estimates import compare_estimates as compare_estimates
+from spectralclip._audit.estimates import estimates_sheet as estimates_sheet
+from spectralclip._audit.layer import LayerAudit as LayerAudit
+from spectralclip._audit.left_out import NETWORK as NETWORK
+from spectralclip._audit.record import Audit as Audit
+from spectralclip._audit.record import AuditComparison as AuditComparison
+from spectralclip._audit.table import Column as Column
+from spectralclip._audit.table import Sheet as Sheet
+from spectralclip._audit.table import at_least_zero as at_least_zero
+from spectralclip._audit.table import plain_table as plain_table
+from spectralclip._audit.table import rich_table as rich_table

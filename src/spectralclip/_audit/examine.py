@@ -27,8 +27,7 @@ from spectralclip._spectrum import svds
 _TRANSPOSED = nn.modules.conv._ConvTransposeNd
 
 
-@dataclass(frozen=True)
-class _Settings:
+class _Settings(NamedTuple):
     """Up to which sizes numbers are computed directly."""
 
     gram_side: int = 1024  # of a matrix whose eigenvalues are all computed, for one of them

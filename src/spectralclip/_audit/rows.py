@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, final
+from dataclasses import replace
+from typing import Literal, NamedTuple, TypeAlias, final
 
 from torch import nn
 
@@ -21,9 +21,7 @@ Key: TypeAlias = tuple[int, ...]
 """A composition by the identities of its modules."""
 
 
-@final
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A layer or chain, before it is examined, at shapes of one row where it acts on rows."""
 
     layer: FoundLayer

@@ -85,7 +85,7 @@ def _over_processes(
     order = sorted(range(len(jobs)), key=lambda index: -jobs[index].cost())
     found: dict[int, Findings] = {}
     context = get_context("spawn")  # threads of torch do not survive a fork
-    with ProcessPoolExecutor(workers, context, _one_thread) as pool:
+    with ProcessPoolExecutor(workers, context, torch.set_num_threads, (1,)) as pool:
         running: dict[Future[Findings | None], int] = {}
         try:
             for index in order:
@@ -136,10 +136,6 @@ def _job_of(packed: bytes) -> Findings | None:
         return None
     findings: Findings = job.run(request)
     return findings
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 # --- Ranks -----------------------------------------------------------------------------------

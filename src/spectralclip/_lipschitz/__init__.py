@@ -1,15 +1,9 @@
 """The network as a whole: a bound on its Lipschitz constant, and its local norms."""
 
-from spectralclip._lipschitz.bounds import lipschitz_bounds, network_bound
-from spectralclip._lipschitz.jacobian import jacobian_operator
-from spectralclip._lipschitz.result import NetworkBound, Step, Unbounded, certified_radius
-
-__all__ = [
-    "NetworkBound",
-    "Step",
-    "Unbounded",
-    "certified_radius",
-    "jacobian_operator",
-    "lipschitz_bounds",
-    "network_bound",
-]
+from spectralclip._lipschitz.bounds import lipschitz_bounds as lipschitz_bounds
+from spectralclip._lipschitz.bounds import network_bound as network_bound
+from spectralclip._lipschitz.jacobian import jacobian_operator as jacobian_operator
+from spectralclip._lipschitz.result import NetworkBound as NetworkBound
+from spectralclip._lipschitz.result import Step as Step
+from spectralclip._lipschitz.result import Unbounded as Unbounded
+from spectralclip._lipschitz.result import certified_radius as certified_radius

@@ -141,6 +141,8 @@ def _not_refuted(bound: NetworkBound, model: nn.Module, whole: Call) -> NetworkB
     """The bound, unless the lower end shows that something is missing in the upper one."""
     tensors = [*model.parameters(), *tensors_in(whole)]
     types = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    # A forward and a backward pass round a few times each, one after the other. Of functions that
+    # are constant, whose bound is zero, rounding leaves a local norm that is not quite.
     rounding = max([_ROUNDING, *(16 * torch.finfo(dtype).eps for dtype in types)])
     if bound.lower <= bound.upper * (1 + rounding) + 1e-9:
         return bound

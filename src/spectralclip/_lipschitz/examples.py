@@ -18,7 +18,12 @@ from spectralclip._models import OperationsMode, in_evaluation, is_sharded_tenso
 Call: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
 """What a model is called with."""
 
-MOST_EXAMPLES = 8  # that are looked at, one by one
+# Examples that are looked at, one by one: each takes a pass of the model under watch, and up to 80
+# products with its Jacobian.
+MOST_EXAMPLES = 8
+# Of the largest output: what sums in another order leave, 1e-6 in float32 and one rounding in half
+# precision.
+_SAME = 1e-3
 
 
 def first_run(model: nn.Module, whole: Call) -> tuple[list[Tensor], list[str]]:
@@ -102,7 +107,7 @@ def outputs(model: nn.Module, call: Call) -> list[Tensor]:
 def _close(first: Tensor, second: Tensor) -> bool:
     """Whether two outputs are the same, as far as the order of sums allows."""
     size = float(second.abs().max()) if second.numel() else 0.0
-    return bool(torch.allclose(wide(first), wide(second), rtol=0, atol=1e-3 * size + 1e-30))
+    return bool(torch.allclose(wide(first), wide(second), rtol=0, atol=_SAME * size + 1e-30))
 
 
 # --- Weights that a model changes itself ---

@@ -26,8 +26,10 @@ GELU_TANH = 1.1289930686587719  # x = 1.418504...
 SILU = 1.0998393201288670  # x = 2.399357...
 MISH = 1.0884981612517280  # x = 1.490571...
 
-# A jump of softplus at its threshold that is no more than rounding.
+# A jump of softplus at its threshold that is no more than rounding: at torch's own threshold, where
+# its value is 20, one rounding of float32 is 1e-6, and the jump is 2e-9.
 _ROUNDING = 1e-6
+_STEEPEST = -700.0  # a threshold below which the jump is beyond the range of float64
 
 
 def elu(node: Node) -> float:
@@ -46,7 +48,7 @@ def rrelu(node: Node) -> float:
 def softplus(node: Node) -> float:
     """Slope `sigmoid(beta x)`; at its threshold torch jumps to `x` itself."""
     beta, threshold = float(node.argument("beta", 1)), float(node.argument("threshold", 20))
-    if beta <= 0 or threshold < -700:
+    if beta <= 0 or threshold < _STEEPEST:
         return math.inf
     return 1.0 if math.log1p(math.exp(-threshold)) / beta <= _ROUNDING else math.inf
 

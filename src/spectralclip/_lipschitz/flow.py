@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import FunctionType
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -72,9 +72,7 @@ class Node:
         return any(isinstance(leaf, Ref) for leaf in leaves(self.argument(name)))
 
 
-@final
-@dataclass(frozen=True)
-class Flow:
+class Flow(NamedTuple):
     """All that a forward pass did to its input."""
 
     # In the order of their making; the first holds all inputs, the last all outputs

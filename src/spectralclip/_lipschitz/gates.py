@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -25,8 +25,7 @@ from torch import Tensor
 from spectralclip._lipschitz.flow import Flow, Node, Ref
 
 
-@dataclass(frozen=True)
-class _Settings:
+class _Settings(NamedTuple):
     """How finely the slope of a gated activation is looked at."""
 
     degree: int = 3  # of the polynomials in gates: GELU by tanh has this one
@@ -55,7 +54,7 @@ Expression: TypeAlias = Polynomial | Gate
 def with_gates(flow: Flow) -> Flow:
     """The flow with each product of a value and its own gate as one function of the value."""
     nodes = [_as_gated(node, flow) or node for node in flow.nodes]
-    return replace(flow, nodes=nodes)
+    return flow._replace(nodes=nodes)
 
 
 def _as_gated(node: Node, flow: Flow) -> Node | None:

@@ -11,8 +11,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +35,7 @@ from spectralclip._operators import (
 from spectralclip._spectrum import Exact, Lanczos, Solver, leading_spectrum
 
 
-@dataclass(frozen=True)
-class _Settings:
+class _Settings(NamedTuple):
     """What the local norms cost, and where they are taken."""
 
     # A Ritz value is a lower bound however few the products. For one percent, the Jacobians of

@@ -9,8 +9,7 @@ dense Jacobians.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -42,9 +41,7 @@ _REARRANGING = (nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn
 EVERY = None
 
 
-@final
-@dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """An operation that the bound accepts."""
 
     rule: RuleOf  # makes the rule for a call

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -74,9 +73,7 @@ REASONS = {
 """By the name of torch's operation; for all others it is that no rule is known."""
 
 
-@final
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """How a node's bound follows from those of its inputs."""
 
     # For each use of an input, its index and the factor

@@ -37,7 +37,11 @@ from spectralclip._operators import ConvMap
 # What the first cells may reach, in radians of the angle above. They exclude nothing yet, and their
 # halves little: with half as much, they would be four times as many and exclude as little.
 FIRST_REACH = 0.5
-CHUNK = 2**20  # numbers in a batch of symbols, or of waves
+CHUNK = 2**20  # numbers in a batch of symbols, or of waves: 16 MB in complex128
+# Symbols that `large_value` tries, and power steps on each. On 20 random 3x3 convolutions of 16 to
+# 128 channels on 8 and 16 pixels they gave 0.98 of the largest norm in the median, and 0.95 at
+# worst; four symbols gave 0.93 at worst, 64 of them 0.97, and eight steps 0.97.
+TRIED, POWER_STEPS = 16, 4
 
 
 class Peak(NamedTuple):
@@ -128,6 +132,7 @@ def most_work(conv: ConvMap, excess: float) -> float:
     points = enough_points(symbol_degrees(conv), excess)
     groups, aliases = conv.geometry.groups, math.prod(conv.geometry.stride)
     rows, columns = conv.weight.shape[0] // groups, conv.weight.shape[1] * aliases
+    # A complex product takes four real ones, and a Cholesky factor about one more.
     return 5.0 * groups * math.prod(points) * rows * columns * min(rows, columns)
 
 
@@ -161,14 +166,14 @@ def large_value(torus: Torus) -> float:
     """The norm of a symbol among the largest, at little cost: of a few, as power steps tell."""
     rows, columns = torus.block_shape
     cells = _first_cells(torus, (1,) * len(torus.counts))
-    few = max(1, min(16, CHUNK // max(rows * columns, torus.taps)))
+    few = max(1, min(TRIED, CHUNK // max(rows * columns, torus.taps)))
     matrices = torus.symbols_at(0, cells[cells[:, 0] == 0][:: -(-len(cells) // few), 1:])
     flat = matrices if rows <= columns else matrices.mH
     rough = flat.to(torch.complex64)
     seeded = torch.Generator("cpu").manual_seed(0)
     start = torch.randn(flat.shape[1], 1, generator=seeded, device="cpu").to(rough)
     vectors = start.expand(len(flat), -1, -1)
-    for _ in range(4):
+    for _ in range(POWER_STEPS):
         vectors = rough @ (rough.mH @ vectors)
         vectors = vectors / vectors.norm(dim=1, keepdim=True).clamp_min(1e-30)
     largest = flat[int((rough.mH @ vectors).norm(dim=1).argmax())]
@@ -223,6 +228,7 @@ def _looked_at(
             known = (best.value / scale) ** 2
             square = largest_eigenvalue(gram, known)
             if square > known:
+                # Less by as much as the largest one may be off.
                 at = int(below(gram, (1 - 1e-9) * square).logical_not().nonzero()[0])
                 place = tuple(frequencies[at].tolist())
                 best = Peak(scale * math.sqrt(square), best.upper, group, place)
