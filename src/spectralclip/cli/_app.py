@@ -101,23 +101,15 @@ def audit(
         raise Problem("--fail-on network needs the network's bound: leave out --no-lipschitz.")
     if estimates and json == _steps.STANDARD_OUTPUT:
         raise Problem("--compare-estimates prints a table: give --json a file, not -.")
-    _steps.require_outputs(html, json, inputs=(weights, file_of(model)))
-    notes: list[str] = []
-    source = _steps.get_source(
-        model,
-        settings,
-        trust=trust,
-        has_weights=weights is not None,
-        device=device,
-        seed=seed,
-        limit=limit,
-        notes=notes,
+    _steps.require_outputs(html, json, (weights, file_of(model)))
+    subject = _steps.Subject(
+        model, settings, weights is not None, trust=trust, limit=limit, device=device, seed=seed
     )
     if weights is not None:
-        _steps.load_weights_(source, weights, allow_partial=allow_partial, limit=limit, notes=notes)
-    example = _steps.get_example(source, inputs, batch=batch, seed=seed, text=model)
+        subject.load_weights_(weights, allow_partial=allow_partial)
+    example = subject.example(inputs, batch)
     found = audit_model(
-        source.model,
+        subject.model,
         example,
         k=k,
         tol=tol,
@@ -128,9 +120,9 @@ def audit(
         progress=sys.stderr.isatty(),
     )
     found = replace(found, model=model)
-    _steps.write_result(found, html, json, notes)
+    _steps.write_result(found, html, json, subject.notes)
     if estimates:
-        layers = compare_estimates(source.model, example, estimators(), found, seed=seed)
+        layers = compare_estimates(subject.model, example, estimators(), found, seed=seed)
         _output.show_sheet(estimates_sheet(layers))
     if fail_above is not None:
         complaints, remarks = verdict(found, fail_above, fail_on or [FailOn.chains])
@@ -178,23 +170,13 @@ def clip(
     """Clip the weights of a model, and write them in the form that they came in."""
     _steps.require_no_input(f"output {output}", output, [file_of(model)])
     require_output(weights, output, overwrite=overwrite)
-    notes: list[str] = []
-    source = _steps.get_source(
-        model,
-        settings,
-        trust=trust,
-        has_weights=True,
-        device=device,
-        seed=seed,
-        limit=limit,
-        notes=notes,
+    subject = _steps.Subject(
+        model, settings, True, trust=trust, limit=limit, device=device, seed=seed
     )
-    checkpoint, fit = _steps.load_weights_(
-        source, weights, allow_partial=allow_partial, limit=limit, notes=notes
-    )
+    checkpoint, fit = subject.load_weights_(weights, allow_partial=allow_partial)
     results = clip_checkpoint_(
-        source.model,
-        _steps.get_example(source, inputs, batch=1, seed=seed, text=model),
+        subject.model,
+        subject.example(inputs),
         checkpoint,
         fit,
         max_norm,
@@ -210,8 +192,9 @@ def clip(
     _output.show_clipped(results, max_norm)
     above_bound = [name for name, one in results.items() if one.norm_after > max_norm * (1 + tol)]
     if above_bound:
-        notes.append(f"warning: above the bound, as rounded in the file: {listed(above_bound)}.")
-    for line in (*notes, f"wrote {output}"):
+        rounded = f"warning: above the bound, as rounded in the file: {listed(above_bound)}."
+        subject.notes.append(rounded)
+    for line in (*subject.notes, f"wrote {output}"):
         _output.note(line)
 
 
@@ -224,10 +207,9 @@ def compare(
     limit: options.LargestFile = None,
 ) -> None:
     """Two audits side by side."""
-    _steps.require_outputs(html, json, inputs=(before, after))
-    _steps.write_result(
-        _steps.read_audit(before, limit).compare(_steps.read_audit(after, limit)), html, json
-    )
+    _steps.require_outputs(html, json, (before, after))
+    first, second = (_steps.read_audit(path, limit) for path in (before, after))
+    _steps.write_result(first.compare(second), html, json)
 
 
 @app.command(epilog=options.DEMO_EXAMPLES)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +15,7 @@ _HELP = f"expected {SYNTAX} without the batch, for example 3,32,32 or 16:int64:5
 _DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64", "bool")
 
 
-@final
-@dataclass(frozen=True)
-class InputSpec:
+class InputSpec(NamedTuple):
     """One argument of a model."""
 
     name: str  # the keyword it is given by; empty for a positional one

@@ -9,10 +9,9 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, final
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -24,9 +23,7 @@ from spectralclip.cli._problems import Problem, one_line, raised
 FORMS = "module.path:factory, file.py:factory, timm:NAME, transformers:NAME_OR_DIR, or FILE.pt2"
 
 
-@final
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """A model as the command line names it."""
 
     model: nn.Module  # the model

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from json import loads
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -21,60 +21,100 @@ from spectralclip._models import in_evaluation, tensors_in, unwrapped
 from spectralclip.cli import _output, _weights_file
 from spectralclip.cli._example_inputs import SYNTAX, example_inputs, parse_input
 from spectralclip.cli._input_files import LARGEST_TEXT, LARGEST_WEIGHTS, read_text
-from spectralclip.cli._model_source import Source, load, parse_options
+from spectralclip.cli._model_source import load, parse_options
 from spectralclip.cli._problems import Problem, file_problems, listed, one_line
 
 STANDARD_OUTPUT = "-"
 
 
-def get_source(
-    text: str,
-    settings: Sequence[str] | None,
-    *,
-    trust: bool,
-    has_weights: bool,
-    device: str | None,
-    seed: int,
-    limit: float | None,
-    notes: list[str],
-) -> Source:
+@final
+class Subject:
     """The model that the user means, with the same random weights for the same seed.
 
     What there is to say goes to `notes`, to be shown once all has gone well: an error is one line.
     """
-    options = parse_options(settings or ())
-    folder = os.getcwd()
-    # What a model prints on its way is not a part of our output.
-    with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(sys.stderr):
-        torch.manual_seed(seed)
-        source = load(text, options, trust=trust, has_weights=has_weights, limit=limit)
-    os.chdir(folder)  # relative paths go on to mean what they meant to the user
-    if source.random and not has_weights:
-        notes.append(f"note: {text} has the weights that it makes itself; --weights loads others.")
-    if not (source.random or has_weights):
-        require_finite(source.model, f"MODEL {text!r}")
-    if device is not None:
+
+    def __init__(
+        self,
+        text: str,
+        settings: Sequence[str] | None,
+        has_weights: bool,
+        *,
+        trust: bool,
+        limit: float | None,
+        device: str | None,
+        seed: int,
+    ) -> None:
+        self._text, self._limit, self._seed = text, limit, seed
+        self.notes: list[str] = []
+        options = parse_options(settings or ())
+        folder = os.getcwd()
+        # What a model prints on its way is not a part of our output.
+        with torch.random.fork_rng(devices=[]), contextlib.redirect_stdout(sys.stderr):
+            torch.manual_seed(seed)
+            source = load(text, options, trust=trust, has_weights=has_weights, limit=limit)
+        os.chdir(folder)  # relative paths go on to mean what they meant to the user
+        self.model, self._example, is_random = source
+        if is_random and not has_weights:
+            made = f"note: {text} has the weights that it makes itself; --weights loads others."
+            self.notes.append(made)
+        if not (is_random or has_weights):
+            require_finite(self.model, f"MODEL {text!r}")
+        if device is not None:
+            try:
+                self.model.to(device)
+            except (RuntimeError, AssertionError) as error:
+                raise Problem(f"--device {device!r} cannot be used: {one_line(error)}") from error
+
+    def load_weights_(
+        self, path: Path, *, allow_partial: bool
+    ) -> tuple[_weights_file.Checkpoint, _weights_file.Fit]:
+        """Load a file into the model, and say what was recognized in it."""
+        checkpoint = _weights_file.read(path, self._limit or LARGEST_WEIGHTS)
+        fit = _weights_file.load_(self.model, checkpoint, allow_partial=allow_partial)
+        require_finite(self.model, f"weights {path}")
+        said = [f"{len(fit.names)} tensors of {path}"]
+        if checkpoint.wrapper:
+            said.append("kept under " + " / ".join(map(repr, checkpoint.wrapper)))
+        if fit.prefix:
+            said.append(f"named with {fit.prefix!r} in front")
+        self.notes.append("; ".join(["weights: " + ", ".join(said), *fit.complaints]))
+        return checkpoint, fit
+
+    def example(self, inputs: Sequence[str] | None, batch: int = 1) -> Any:
+        """What to call the model with; it has been called with it once."""
+        if inputs:
+            specs = [parse_input(one) for one in inputs]
+            try:
+                example = example_inputs(specs, self.model, batch=batch, seed=self._seed)
+            except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
+                shapes = ", ".join(str((batch, *spec.shape)) for spec in specs)
+                raise Problem(
+                    f"--input: no tensors of shape {shapes} can be made ({one_line(error)[:80]}): "
+                    "give smaller sizes, or a smaller --batch."
+                ) from error
+        elif self._example is not None:
+            example = self._example
+        else:
+            raise Problem(
+                f"MODEL {self._text!r}: the shape of its input is not known: add --input {SYNTAX}, "
+                "for example --input 3,32,32."
+            )
+        args, kwargs = ((), example) if isinstance(example, Mapping) else (example, {})
+        args, kwargs = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
         try:
-            source.model.to(device)
-        except (RuntimeError, AssertionError) as error:
-            raise Problem(f"--device {device!r} cannot be used: {one_line(error)}") from error
-    return source
-
-
-def load_weights_(
-    source: Source, path: Path, *, allow_partial: bool, limit: float | None, notes: list[str]
-) -> tuple[_weights_file.Checkpoint, _weights_file.Fit]:
-    """Load a file into the model, and say what was recognized in it."""
-    checkpoint = _weights_file.read(path, limit or LARGEST_WEIGHTS)
-    fit = _weights_file.load_(source.model, checkpoint, allow_partial=allow_partial)
-    require_finite(source.model, f"weights {path}")
-    said = [f"{len(fit.names)} tensors of {path}"]
-    if checkpoint.wrapper:
-        said.append("kept under " + " / ".join(map(repr, checkpoint.wrapper)))
-    if fit.prefix:
-        said.append(f"named with {fit.prefix!r} in front")
-    notes.append("; ".join(["weights: " + ", ".join(said), *fit.complaints]))
-    return checkpoint, fit
+            with torch.no_grad(), in_evaluation(self.model):
+                self.model(*args, **kwargs)
+        except Exception as error:
+            if (fault := explained(error)) is not None:
+                raise fault from error
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(example))
+            raise Problem(
+                f"MODEL {self._text!r} cannot be called with {shapes}: {type(error).__name__}: "
+                f"{one_line(error)}. --input is the shape of one input without the batch, with "
+                ":int64 after it for token ids."
+            ) from error
+        return example
 
 
 def require_finite(model: nn.Module, origin: str) -> None:
@@ -101,47 +141,7 @@ def _not_finite(model: nn.Module) -> Iterator[str]:
             yield name
 
 
-def get_example(
-    source: Source, inputs: Sequence[str] | None, *, batch: int, seed: int, text: str
-) -> Any:
-    """What to call the model with; it has been called with it once."""
-    if inputs:
-        specs = [parse_input(one) for one in inputs]
-        try:
-            example = example_inputs(specs, source.model, batch=batch, seed=seed)
-        except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
-            shapes = ", ".join(str((batch, *spec.shape)) for spec in specs)
-            raise Problem(
-                f"--input: no tensors of shape {shapes} can be made ({one_line(error)[:80]}): give "
-                "smaller sizes, or a smaller --batch."
-            ) from error
-    elif source.example is not None:
-        example = source.example
-    else:
-        raise Problem(
-            f"MODEL {text!r}: the shape of its input is not known: add --input {SYNTAX}, for "
-            "example --input 3,32,32."
-        )
-    args, kwargs = ((), example) if isinstance(example, Mapping) else (example, {})
-    args, kwargs = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
-    try:
-        with torch.no_grad(), in_evaluation(source.model):
-            source.model(*args, **kwargs)
-    except Exception as error:
-        if (fault := explained(error)) is not None:
-            raise fault from error
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors_in(example))
-        raise Problem(
-            f"MODEL {text!r} cannot be called with {shapes}: {type(error).__name__}: "
-            f"{one_line(error)}. --input is the shape of one input without the batch, with :int64 "
-            "after it for token ids."
-        ) from error
-    return example
-
-
-def require_outputs(
-    html: Path | None, json: str | None, inputs: Iterable[Path | None] = ()
-) -> None:
+def require_outputs(html: Path | None, json: str | None, inputs: Iterable[Path | None]) -> None:
     """Find out before the work whether its result can be written, and over no input."""
     file = None if json == STANDARD_OUTPUT else json
     # Links are followed when files are written, so that two names may be one file.

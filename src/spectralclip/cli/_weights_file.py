@@ -6,9 +6,8 @@ import os
 import pickle
 import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, cast, final
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +28,7 @@ WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net", "network
 PREFIXES = ("module.", "model.", "_orig_mod.")
 
 
-@final
-@dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """A checkpoint in memory."""
 
     path: Path  # where it was read from
@@ -52,19 +49,15 @@ class Checkpoint:
         return {key: value for key, value in self.weights.items() if _is_weight(key, value)}
 
 
-@final
-@dataclass(frozen=True)
-class Fit:
+class Fit(NamedTuple):
     """How the names of a checkpoint and those of a model go together."""
 
     prefix: str  # what the names of the checkpoint have in front of those of the model
     names: dict[str, str]  # the model's name of each tensor of the checkpoint that fits
-    mismatched: list[str] = field(default_factory=list)  # tensors of another shape than the model's
-    unexpected: list[str] = field(default_factory=list)  # tensors that the model has no place for
-    # Names of the model for which there is nothing
-    missing: list[str] = field(default_factory=list)
-    # Tensors of another kind of number than the model's, or without plain values
-    unfit: list[str] = field(default_factory=list)
+    mismatched: list[str]  # tensors of another shape than the model's
+    unexpected: list[str]  # tensors that the model has no place for
+    missing: list[str]  # names of the model for which there is nothing
+    unfit: list[str]  # tensors of another kind of number than the model's, or without plain values
 
     @property
     def complaints(self) -> list[str]:
@@ -288,10 +281,8 @@ def why_unfit(value: Tensor, own: Tensor) -> str:
         if form:
             return f"{form}{whose}"
     if own.is_floating_point() or own.is_complex():
-        fits = all(
-            is_kind(value) == is_kind(own)
-            for is_kind in (torch.is_floating_point, torch.is_complex)
-        )
+        kinds = (torch.is_floating_point, torch.is_complex)
+        fits = all(is_kind(value) == is_kind(own) for is_kind in kinds)
     else:
         fits = not value.is_complex() and _same_values(value, own.dtype)
     return "" if fits else f"{_name(value)}, not {_name(own)}"
