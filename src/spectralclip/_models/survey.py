@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, final
+from typing import Literal, NamedTuple, TypeAlias, final
 
 import torch
 from torch import nn
@@ -53,9 +53,7 @@ class FoundLayer:
     uses: int
 
 
-@final
-@dataclass(frozen=True)
-class Survey:
+class Survey(NamedTuple):
     """What a forward pass showed of a model."""
 
     model: nn.Module  # the bare model

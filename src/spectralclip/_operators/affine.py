@@ -12,9 +12,8 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +34,7 @@ class NotAffineError(ValueError):
     """The layer's output is not an affine function of its input."""
 
 
-@final
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """One part of a composition."""
 
     name: str  # its place in the composition, as `nn.Sequential` would name it ("" if alone)

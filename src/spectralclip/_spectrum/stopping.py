@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,9 +32,7 @@ STOPPING = StoppingConstants()
 ROUNDING = STOPPING.rounding
 
 
-@final
-@dataclass(frozen=True)
-class StoppingRule:
+class StoppingRule(NamedTuple):
     """The stopping rule for Ritz pairs (theta, v) of `A = M^T M` with residuals r.
 
     Some eigenvalue lies within r of theta, so the relative error of sqrt(theta) is at most

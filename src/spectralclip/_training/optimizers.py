@@ -56,13 +56,9 @@ def _without_accelerate(optimizer: Optimizer) -> Optimizer:
 
 @final
 class Optimizers:
-    """The optimizers that were attached to; none where the user's loop moves the weights itself.
+    """The optimizers `given` by the user; none where the loop moves the weights itself."""
 
-    Attributes:
-        given: As the user gave them.
-    """
-
-    def __init__(self, given: Sequence[Optimizer] = ()) -> None:
+    def __init__(self, given: Sequence[Optimizer]) -> None:
         self.given = tuple(given)
         self._families = [_family(optimizer) for optimizer in self.given]
 

@@ -61,16 +61,11 @@ def require_state(state: object, method: str, layers: Collection[str], optimizer
 
 
 def load_whole(
-    states: Mapping[str, Any],
-    own: Mapping[str, Any],
-    load: Callable[[Mapping[str, Any]], None],
+    states: Mapping[str, Any], own: Mapping[str, Any], load: Callable[[Mapping[str, Any]], None]
 ) -> None:
     """Load the states of layers; if one of them cannot be, all layers go on as they were.
 
-    Args:
-        states: What to load, by layer.
-        own: What the layers are at now, in the same form.
-        load: Takes such states.
+    What they are at now, their `own`, has the same form, and `load` takes either.
 
     Raises:
         ValueError: A state is damaged, or of a layer of another size.
