@@ -65,29 +65,17 @@ def shown(progress: Progress, title: str, total: int) -> Iterator[Steps]:
 @contextmanager
 def _bar(title: str, total: int) -> Iterator[Steps]:
     """A bar on the error stream; it goes on to say what it is at while a step takes long."""
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        ProgressColumn,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-    from rich.progress import Progress as RichProgress
     from rich.text import Text
 
-    class UnderWay(ProgressColumn):
+    class UnderWay(progress.ProgressColumn):
         def render(self, task: Any) -> Text:
             return Text(steps.under_way())
 
-    columns = (
-        TextColumn(title),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        UnderWay(),
-    )
-    bar = RichProgress(*columns, console=Console(stderr=True), transient=True)
+    counts = progress.MofNCompleteColumn(), progress.TimeElapsedColumn(), UnderWay()
+    columns = progress.TextColumn(title), progress.BarColumn(), *counts
+    bar = progress.Progress(*columns, console=Console(stderr=True), transient=True)
     task = bar.add_task(title, total=total)
     steps = Steps(total, lambda *step: bar.update(task, advance=1))
     with bar:

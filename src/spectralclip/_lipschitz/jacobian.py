@@ -96,16 +96,15 @@ def linearized(
     nudge: int | None = None,
 ) -> LinearOperator:
     """The operator at some arguments, as they are or a little beside, by a seed."""
-    point = _Point(model, args, kwargs, nudge)
-    map_ = _JacobianMap(point, *point.shapes(single))
-    dtype = torch.float32 if point.dtype in HALF_PRECISION else point.dtype
+    map_ = _JacobianMap(model, args, kwargs, single, nudge)
+    dtype = torch.float32 if map_.dtype in HALF_PRECISION else map_.dtype
 
     def apply(rows: Tensor) -> Tensor:
         images = map_.forward(rows.reshape(rows.shape[0], -1))
         return map_.target.to_tensor(images)
 
     apply.__name__ = f"linearization of {describe(model)}"
-    function = AffineFunction(apply, map_.source.shape, dtype=dtype, device=point.device)
+    function = AffineFunction(apply, map_.source.shape, dtype=dtype, device=map_.device)
     return LinearOperator(function, [map_], transposed=False)
 
 
@@ -145,11 +144,16 @@ class NothingToDifferentiateError(ValueError):
 
 
 @final
-class _Point:
-    """A model at some arguments, and what small moves of its input do to its output."""
+class _JacobianMap(LinearMap):
+    """What small moves of a model's input do to its output, at some arguments."""
 
     def __init__(
-        self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], nudge: int | None
+        self,
+        model: nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        single: bool,
+        nudge: int | None,
     ) -> None:
         self._model = model
         leaves, self._structure = tree_flatten((list(args), dict(kwargs)))
@@ -169,25 +173,21 @@ class _Point:
         self.dtype, self.device = self.inputs[0].dtype, self.inputs[0].device
         self._differentiable_twice = True  # until it turns out that it is not
         with torch.no_grad(), self._running():
-            self.outputs = self._smooth(self.inputs)
-        if not self.outputs or not all(bool(torch.isfinite(y).all()) for y in self.outputs):
+            outputs = self._smooth(self.inputs)
+        if not outputs or not all(bool(torch.isfinite(y).all()) for y in outputs):
             raise NothingToDifferentiateError(
                 f"{describe(model)} has no output of finite floating-point numbers here: there is "
                 "no Jacobian, and no lower bound from it."
             )
+        self.source, self.target = (Layout(_shape(ends, single)) for ends in (self.inputs, outputs))
 
-    def shapes(self, single: bool) -> tuple[Shape, Shape]:
-        """The shapes of the input and the output as vectors."""
+    def forward(self, rows: Tensor) -> Tensor:
+        return torch.stack([self._pushed(row) for row in rows])
 
-        def shape(tensors: Sequence[Tensor]) -> Shape:
-            if len(tensors) > 1 or tensors[0].ndim == 0:
-                return (sum(tensor.numel() for tensor in tensors),)
-            whole = tuple(tensors[0].shape)
-            return whole[1:] or (1,) if single and whole[0] == 1 else whole
+    def adjoint(self, rows: Tensor) -> Tensor:
+        return torch.stack([self._pulled(row) for row in rows])
 
-        return shape(self.inputs), shape(self.outputs)
-
-    def forward(self, row: Tensor) -> Tensor:
+    def _pushed(self, row: Tensor) -> Tensor:
         """`J v` for a flat vector.
 
         `J^T u` is linear in u, and its transpose is `J`: backward twice. Only where an operation
@@ -232,12 +232,12 @@ class _Point:
         generator = torch.Generator("cpu").manual_seed(0)
         y, x = (torch.randn(t.shape, generator=generator, device="cpu").to(t) for t in (u, back))
         (image,) = pulled_back(back, [u], x)
-        pulled = self.adjoint(y)
+        pulled = self._pulled(y)
         size = image.norm() * y.norm() + pulled.norm() * x.norm()
         if bool((torch.dot(image, y) - torch.dot(pulled, x)).abs() > _SETTINGS.noise * size):
             raise RuntimeError("an operation of the model cannot be differentiated twice")
 
-    def adjoint(self, row: Tensor) -> Tensor:
+    def _pulled(self, row: Tensor) -> Tensor:
         """`J^T u` for a flat vector."""
         inputs, output = self._recorded
         if not output.requires_grad:
@@ -276,19 +276,12 @@ class _Point:
             yield
 
 
-@final
-class _JacobianMap(LinearMap):
-    """The two directions of a linearization, row by row."""
-
-    def __init__(self, point: _Point, source: Shape, target: Shape) -> None:
-        self._point = point
-        self.source, self.target = Layout(source), Layout(target)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return torch.stack([self._point.forward(row) for row in rows])
-
-    def adjoint(self, rows: Tensor) -> Tensor:
-        return torch.stack([self._point.adjoint(row) for row in rows])
+def _shape(tensors: Sequence[Tensor], single: bool) -> Shape:
+    """Of inputs or outputs as one vector."""
+    if len(tensors) > 1 or tensors[0].ndim == 0:
+        return (sum(tensor.numel() for tensor in tensors),)
+    whole = tuple(tensors[0].shape)
+    return whole[1:] or (1,) if single and whole[0] == 1 else whole
 
 
 def nudged(x: Tensor, by: float, generator: torch.Generator) -> Tensor:

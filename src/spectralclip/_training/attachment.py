@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from spectralclip._clipping import ClipResult, clip_found_layers_
 from spectralclip._models import FoundLayer
 from spectralclip._operators import plain_numerics
-from spectralclip._training.distributed.sharing import Sharing
 from spectralclip._training.distributed.training import sharing_of
 from spectralclip._training.method import Method, MethodState, warn
 from spectralclip._training.optimizers import Optimizers
@@ -100,7 +99,13 @@ class Attachment:
         self._latest = [0] * len(optimizers.given)
         self._norms = dict[str, NormEstimate]()
         self._worked: dict[str, int] = {}  # the last step of each layer
-        self._sharing = _sharing(method, model, layers, optimizers, bounds, seed)
+        claims = {
+            "method": [type(method).__qualname__, getattr(method, "__dict__", {})],
+            "seed": seed,
+            **{f"bound of layer {name!r}": bound for name, bound in bounds.items()},
+        }
+        divides = method.divides
+        self._sharing = sharing_of(model, layers, optimizers, divides=divides, claims=claims)
         bounds = self._bounds_at(0)
         mine = {name: bounds[name] for name in self._sharing.mine()}
         try:
@@ -347,22 +352,6 @@ class Attachment:
 
 LIVE: weakref.WeakSet[Attachment] = weakref.WeakSet()
 """What is attached to some model, and has not been removed."""
-
-
-def _sharing(
-    method: Method,
-    model: nn.Module,
-    layers: Mapping[str, FoundLayer],
-    optimizers: Optimizers,
-    bounds: Mapping[str, float],
-    seed: int,
-) -> Sharing:
-    claims = {
-        "method": [type(method).__qualname__, getattr(method, "__dict__", {})],
-        "seed": seed,
-        **{f"bound of layer {name!r}": bound for name, bound in bounds.items()},
-    }
-    return sharing_of(model, layers, optimizers, divides=method.divides, claims=claims)
 
 
 def _name_what_is_not_finite(

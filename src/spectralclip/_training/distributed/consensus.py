@@ -37,7 +37,7 @@ class Report:
     results: dict[str, Any] = field(default_factory=dict)  # what came out, by layer
     facts: Sequence[int] = ()  # one for each layer, to be the same everywhere, or none at all
     about: tuple[str, str] = ("weights", SAME_WEIGHTS)  # the facts, and the remedy if they differ
-    changed: set[int] = field(default_factory=set)  # the numbers of parameters that have been
+    changed: set[int] = field(default_factory=set)  # the numbers of changed parameters
     # The numbers of those whose momentum has been changed or is to be, each with a positive number
     # that the others need to know.
     projected: dict[int, int] = field(default_factory=dict)

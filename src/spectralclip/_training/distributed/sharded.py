@@ -44,8 +44,11 @@ class Sharded(Sharing):
         # Later, the modules may have weights that a forward pass has gathered.
         self._weights = {name: weights_of(layer) for name, layer in layers.items()}
         self._directions: dict[int, list[Tensor]] = {}
-        owned = [n for n, owner in enumerate(self._assignment.owners) if owner == group.rank]
-        self._wholes = {n: _whole(self._assignment.parameters[n]) for n in owned}
+        self._wholes = {
+            n: nn.Parameter(_like(parameter), parameter.requires_grad)
+            for n, parameter in enumerate(self._assignment.parameters)
+            if self._assignment.owners[n] == group.rank
+        }
         self._numbers = {id(whole): n for n, whole in self._wholes.items()}
         own = {id(self._assignment.parameters[n]): whole for n, whole in self._wholes.items()}
         self._mine = {
@@ -170,7 +173,3 @@ class _Post:
 def _like(tensor: Tensor) -> Tensor:
     """An empty plain tensor of the whole shape."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=local(tensor).device)
-
-
-def _whole(parameter: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(_like(parameter), parameter.requires_grad)

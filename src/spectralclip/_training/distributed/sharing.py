@@ -56,20 +56,15 @@ class Sharing(ABC):
     def project_momenta(self, moved: Sequence[Moved]) -> None:
         """Take out of what the optimizer remembers what pushes weights back out, now or later.
 
-        Args:
-            moved: Equally shaped parameters of `mine`, and along what each has been moved inward.
+        `moved` are equally shaped parameters of `mine`, and along what each was moved inward.
         """
 
     @abstractmethod
     def carry_out(self, work: Callable[[], dict[str, Any]], label: str) -> dict[str, Any]:
         """Work on `mine`, and exchange weights and results: all processes end with the same.
 
-        Args:
-            work: Changes weights of `mine` in place, and returns a small result by layer.
-            label: What is being done, the same in every process.
-
-        Returns:
-            The results of all layers.
+        The work changes weights of `mine` in place, and returns a small result by layer; those of
+        all layers come back. The label is what is being done, the same in every process.
         """
 
     @abstractmethod

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import final
 
-from torch import Tensor, nn
+from torch import nn
 
 from spectralclip._models import FoundLayer
 from spectralclip._training.distributed.process_group import ProcessGroup
@@ -42,7 +42,7 @@ class Statistics:
         if not self.differ:
             yield
             return
-        own = [_buffer(part, name) for part, name in self._places]
+        own = [part.get_buffer(name) for part, name in self._places]
         copies = [buffer.detach().clone() for buffer in own]
         self._group.broadcast({0: copies})
         try:
@@ -52,9 +52,3 @@ class Statistics:
         finally:
             for (part, name), buffer in zip(self._places, own, strict=True):
                 part._buffers[name] = buffer
-
-
-def _buffer(part: nn.Module, name: str) -> Tensor:
-    buffer = part._buffers[name]
-    assert buffer is not None
-    return buffer
