@@ -25,18 +25,11 @@ from spectralclip._operators import (
 from spectralclip._spectrum import svds
 
 _TRANSPOSED = nn.modules.conv._ConvTransposeNd
-
-
-class _Settings(NamedTuple):
-    """Up to which sizes numbers are computed directly."""
-
-    gram_side: int = 1024  # of a matrix whose eigenvalues are all computed, for one of them
-    basis_side: int = 1024  # the smaller one, up to which every basis vector is sent through
-    samples: int = 64  # random vectors for a Frobenius norm: its error is below 9 % for any layer
-    entries: int = 2**22  # of the vectors that are sent through at once: 16 MB in float32
-
-
-_SETTINGS = _Settings()
+# Up to which sizes numbers are computed directly.
+_GRAM_SIDE = 1024  # of a matrix whose eigenvalues are all computed, for one of them
+_BASIS_SIDE = 1024  # the smaller one, up to which every basis vector is sent through
+_SAMPLES = 64  # random vectors for a Frobenius norm: its error is below 9 % for any layer
+_ENTRIES = 2**22  # of the vectors that are sent through at once: 16 MB in float32
 
 
 class Request(NamedTuple):
@@ -170,7 +163,7 @@ def _kernel(module: nn.Module) -> Tensor | None:
 
 def _matrix_norm(matrix: Tensor) -> float:
     matrix = wide(matrix)
-    if min(matrix.shape) <= _SETTINGS.gram_side:
+    if min(matrix.shape) <= _GRAM_SIDE:
         return largest_singular_value(matrix)
     shape = (matrix.shape[1],)
     linear = functools.partial(nn.functional.linear, weight=matrix)
@@ -191,16 +184,15 @@ def frobenius_norm(op: LinearOperator, generator: torch.Generator) -> tuple[floa
         return math.sqrt(square), True
     side = op.adjoint() if op.shape[0] < op.shape[1] else op
     n = side.shape[1]
-    step = max(1, _SETTINGS.entries // max(side.shape))
-    if n <= _SETTINGS.basis_side:
+    step = max(1, _ENTRIES // max(side.shape))
+    if n <= _BASIS_SIDE:
         places = torch.arange(n, device="cpu").split(step)
         basis = (nn.functional.one_hot(part, n) for part in places)
         return math.sqrt(sum(_square(side, rows) for rows in basis)), True
-    samples = _SETTINGS.samples
-    shapes = ((min(step, samples - start), n) for start in range(0, samples, step))
+    shapes = ((min(step, _SAMPLES - start), n) for start in range(0, _SAMPLES, step))
     bits = functools.partial(torch.randint, 2, generator=generator, dtype=torch.int8, device="cpu")
     total = sum(_square(side, 2 * bits(shape) - 1) for shape in shapes)
-    return math.sqrt(total / samples), False
+    return math.sqrt(total / _SAMPLES), False
 
 
 def _square(op: LinearOperator, rows: Tensor) -> float:

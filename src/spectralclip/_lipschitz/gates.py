@@ -24,16 +24,10 @@ from torch import Tensor
 
 from spectralclip._lipschitz.flow import Flow, Node, Ref
 
-
-class _Settings(NamedTuple):
-    """How finely the slope of a gated activation is looked at."""
-
-    degree: int = 3  # of the polynomials in gates: GELU by tanh has this one
-    cells: int = 2**19  # of the line: they leave 1e-4 of the slope of GELU open, in 0.1 s
-    flat: float = 60.0  # where |p| is this large, `s` is flat to far below rounding
-
-
-_SETTINGS = _Settings()
+# How finely the slope of a gated activation is looked at.
+_DEGREE = 3  # of the polynomials in gates: GELU by tanh has this one
+_CELLS = 2**19  # of the line: they leave 1e-4 of the slope of GELU open, in 0.1 s
+_FLAT = 60.0  # where |p| is this large, `s` is flat to far below rounding
 
 Polynomial: TypeAlias = tuple[float, ...]
 """Coefficients, of the constant first; that of the highest power is not zero."""
@@ -140,7 +134,7 @@ def _times(first: Expression, second: Expression) -> Expression | None:
     if isinstance(second, Gate):
         return second._replace(shift=second.shift * first[0], scale=second.scale * first[0])
     product: Polynomial = tuple(map(float, polymul(first, second)))
-    return product if len(product) <= _SETTINGS.degree + 1 else None
+    return product if len(product) <= _DEGREE + 1 else None
 
 
 def _plus(first: Expression | None, second: Expression | None) -> Expression | None:
@@ -220,8 +214,8 @@ def _steepest(
     end = _flat_from(inner)
     if end is None or not all(map(math.isfinite, (factor, shift, scale, *inner))):
         return None
-    x = np.linspace(-end, end, _SETTINGS.cells + 1)
-    width, size = 2 * end / _SETTINGS.cells, np.abs(x) + 2 * end / _SETTINGS.cells
+    x = np.linspace(-end, end, _CELLS + 1)
+    width, size = 2 * end / _CELLS, np.abs(x) + 2 * end / _CELLS
     p, first = polyval(x, inner), polyval(x, polyder(inner))
     reach = polyval(size, np.abs(polyder(inner)))
     bend = polyval(size, np.abs(polyder(inner, 2)))
@@ -240,7 +234,7 @@ def _flat_from(inner: Polynomial) -> float | None:
     if degree < 1:
         return None
     end = 1e-6
-    while abs(inner[-1]) * end**degree < _SETTINGS.flat + sum(
+    while abs(inner[-1]) * end**degree < _FLAT + sum(
         abs(c) * end**k for k, c in enumerate(inner[:-1])
     ):
         end *= 1.1

@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -34,21 +34,14 @@ from spectralclip._operators import (
 )
 from spectralclip._spectrum import Exact, Lanczos, Solver, leading_spectrum
 
-
-class _Settings(NamedTuple):
-    """What the local norms cost, and where they are taken."""
-
-    # A Ritz value is a lower bound however few the products. For one percent, the Jacobians of
-    # ResNet-18 and of three convolutions take about 30.
-    max_matvecs: int = 80
-    dense_side: int = 64  # of the Jacobian, up to which it is formed by as many products
-    noise: float = 0.05  # of inner products, in the lowest precision
-    # Relative to the size of the input: enough to leave the kinks of piecewise linear functions,
-    # where what automatic differentiation gives need not be the derivative of anything.
-    nudge: float = 1e-4
-
-
-_SETTINGS = _Settings()
+# A Ritz value is a lower bound however few the products. For one percent, the Jacobians of
+# ResNet-18 and of three convolutions take about 30.
+_MAX_MATVECS = 80
+_DENSE_SIDE = 64  # of the Jacobian, up to which it is formed by as many products
+_NOISE = 0.05  # of inner products, in the lowest precision
+# Relative to the size of the input: enough to leave the kinks of piecewise linear functions,
+# where what automatic differentiation gives need not be the derivative of anything.
+_NUDGE = 1e-4
 
 
 @plain_numerics()
@@ -132,8 +125,8 @@ def local_norms(
 
 
 def _norm(op: LinearOperator, tol: float, seed: int) -> float:
-    small = min(op.shape) <= _SETTINGS.dense_side
-    solver: Solver = Exact() if small else Lanczos(max_matvecs=_SETTINGS.max_matvecs)
+    small = min(op.shape) <= _DENSE_SIDE
+    solver: Solver = Exact() if small else Lanczos(max_matvecs=_MAX_MATVECS)
     generator = torch.Generator("cpu").manual_seed(seed)
     spectrum = leading_spectrum(op, 1, tol=tol, solver=solver, generator=generator)
     return float(spectrum.S[0]) * (1 - rounding_margin(op.dtype))
@@ -168,7 +161,7 @@ class _JacobianMap(LinearMap):
         if nudge is not None:
             generator = torch.Generator("cpu").manual_seed(nudge)
             for place in self._places:
-                self._leaves[place] = nudged(self._leaves[place], _SETTINGS.nudge, generator)
+                self._leaves[place] = nudged(self._leaves[place], _NUDGE, generator)
         self.inputs: list[Tensor] = [self._leaves[place] for place in self._places]
         self.dtype, self.device = self.inputs[0].dtype, self.inputs[0].device
         self._differentiable_twice = True  # until it turns out that it is not
@@ -234,7 +227,7 @@ class _JacobianMap(LinearMap):
         (image,) = pulled_back(back, [u], x)
         pulled = self._pulled(y)
         size = image.norm() * y.norm() + pulled.norm() * x.norm()
-        if bool((torch.dot(image, y) - torch.dot(pulled, x)).abs() > _SETTINGS.noise * size):
+        if bool((torch.dot(image, y) - torch.dot(pulled, x)).abs() > _NOISE * size):
             raise RuntimeError("an operation of the model cannot be differentiated twice")
 
     def _pulled(self, row: Tensor) -> Tensor:
