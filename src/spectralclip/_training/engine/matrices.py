@@ -80,8 +80,9 @@ class Matrices(Group):
         above = torch.bmm(move.cuts[:, :k, :k], self._images)
         new = self._stored * broadcast(move.scale, self._stored)
         new.baddbmm_(known.mT, above, alpha=-1)
-        new = new.mT if self._is_tall else new
-        return [new.reshape(len(self.names), *self._layers[0].weight.shape)]
+        # As weights are stored: what differs in its order is copied one by one.
+        new = new.mT.contiguous() if self._is_tall else new
+        return [new.view(len(self.names), *self._layers[0].weight.shape)]
 
 
 @final
