@@ -67,6 +67,8 @@ def to_meta(thing: Any, seen: set[int] | None = None) -> Any:
         return thing.to("meta")
     if isinstance(thing, dict):
         return {key: to_meta(value, seen) for key, value in thing.items()}
+    if hasattr(thing, "_fields"):
+        return type(thing)(*(to_meta(value, seen) for value in thing))
     if isinstance(thing, (list, tuple)):
         return type(thing)(to_meta(value, seen) for value in thing)
     if type(thing).__module__.startswith("spectralclip") and id(thing) not in seen:
