@@ -95,7 +95,11 @@ class Blocks(Kind):
     def __init__(self, groups: Sequence[Matrices], by_products: bool) -> None:
         self.groups: Sequence[Matrices] = list(groups)
         self._by_products = by_products
-        self._eye = unit_matrix(TUNING.block, groups[0].state["vectors"])
+        vectors = [group.state["vectors"] for group in groups]
+        self._eye = unit_matrix(TUNING.block, vectors[0])
+        self._is_partial = torch.cat(
+            [v.new_full((len(v),), v.shape[1] < v.shape[2]) for v in vectors]
+        )
 
     def look(self) -> None:
         grams = joined([group.send() for group in self.groups])
@@ -120,7 +124,9 @@ class Blocks(Kind):
     def find(self, target: Tensor, last: Tensor, far: bool) -> Found:
         """What is above the target within the blocks."""
         top = self.norms().clamp_min(TINY)
-        scale = (limit(top / last - 1, TUNING.far) / top).clamp(max=1.0)
+        # What fits into the block is seen whole, whatever it has grown by.
+        grown = (top / last - 1) * self._is_partial
+        scale = (limit(grown, TUNING.far) / top).clamp(max=1.0)
         above = surplus(self._grams * (scale / target).square()[:, None, None], self._eye)
         # What is clipped exactly leaves nothing unseen.
         is_above = torch.linalg.vector_norm(above, dim=(1, 2)) > 0

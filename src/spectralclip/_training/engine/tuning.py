@@ -26,8 +26,9 @@ class Tuning:
         most: By how much at most, and by how much values may be above the bound to be cut: what
             is further above is scaled first.
         far: Times a bound that is new, or the bound of a matrix: what is further above is scaled.
-        unseen: By how much the norm of weights that were replaced may be above what one step
-            shows of it: at most 1.2 times for random weights of 512 channels.
+        unseen: Which share of the norm of weights that were replaced one look may not show.
+            ResNet-18 with a learning rate of 0.1, whose norms grow up to fivefold in a step,
+            showed 0.65 to 0.75 of them.
     """
 
     cells: int = 8
@@ -37,7 +38,7 @@ class Tuning:
     calm: float = 0.9
     most: float = 0.03
     far: float = 1.5
-    unseen: float = 0.3
+    unseen: float = 0.4
 
 
 TUNING = Tuning()
