@@ -15,11 +15,10 @@ from spectralclip._bounds import check_request
 from spectralclip._common import checked_seed
 from spectralclip._lipschitz.chain_norms import IntervalOf, Norms, standard_intervals
 from spectralclip._lipschitz.examples import Call, examples_of, first_run, outputs
-from spectralclip._lipschitz.flow import Flow, alike
-from spectralclip._lipschitz.following import NotFollowedError, follow, taken_as_one
-from spectralclip._lipschitz.gates import with_gates
+from spectralclip._lipschitz.flow import ROOT, Flow
+from spectralclip._lipschitz.following import NotFollowedError, taken_as_one, ways
 from spectralclip._lipschitz.jacobian import local_norms
-from spectralclip._lipschitz.propagation import Propagation
+from spectralclip._lipschitz.propagation import Propagation, rules_of
 from spectralclip._lipschitz.result import NetworkBound, Step, Unbounded
 from spectralclip._models import (
     ExampleInputs,
@@ -160,22 +159,9 @@ def _from_above(
     interval_of: IntervalOf,
     otherwise: IntervalOf,
 ) -> NetworkBound:
-    """All but the lower end: the largest bound among those of the examples.
-
-    Where the model decides by its input, parts of an example may go other ways, and count too.
-    """
-    flows: list[Flow] = []
-
-    def add(call: Call) -> None:
-        flow = follow(model, *call, as_one)
-        if not any(alike(flow, other) for other in flows):
-            flows.append(flow)
-
+    """All but the lower end: the largest bound among those of the examples."""
     try:
-        for example in examples:
-            add(example)
-        for part in parts if any(flow.decides for flow in flows) else ():
-            add(part)
+        flows = ways(model, examples, parts, as_one)
     except NotFollowedError as error:
         for example in examples:  # if it was not that, the same error will come again
             outputs(model, example)
@@ -193,12 +179,9 @@ def _from_above(
 
 
 def _of_flow(flow: Flow, interval_of: IntervalOf, otherwise: IntervalOf) -> NetworkBound:
-    flow = with_gates(flow)
     norms = Norms(flow, interval_of, otherwise)
-    found = Propagation(flow, norms)
-    places = [*found.unbounded, *(Unbounded(*escape) for escape in flow.escapes)]
-    if flow.nodes[0].shape == (0,):
-        places.append(Unbounded("", "inputs", _NO_INPUT))
+    found = Propagation(flow, norms, rules_of(flow, norms))
+    places = [*found.unbounded, *without_bound(flow)]
     if math.isnan(found.upper) or math.isnan(found.product):
         places.append(Unbounded("", "bound", "a norm is not a number"))
     told = [*flow.remarks, *((where, _FIXED) for where in flow.embedded)]
@@ -211,6 +194,13 @@ def _of_flow(flow: Flow, interval_of: IntervalOf, otherwise: IntervalOf) -> Netw
         unbounded=tuple(dict.fromkeys(places)),
         steps=(*found.steps, *remarks),
     )
+
+
+def without_bound(flow: Flow) -> list[Unbounded]:
+    """The places at which numbers are lost sight of, whatever the rules say."""
+    places = [Unbounded(*escape) for escape in flow.escapes]
+    nothing = [Unbounded("", "inputs", _NO_INPUT)] if flow.nodes[ROOT].shape == (0,) else []
+    return [*places, *nothing]
 
 
 def _remembered(interval_of: IntervalOf) -> IntervalOf:

@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from spectralclip._lipschitz.flow import Flow
+from spectralclip._lipschitz.examples import Call
+from spectralclip._lipschitz.flow import Flow, alike
+from spectralclip._lipschitz.gates import with_gates
 from spectralclip._lipschitz.recorder import Calls, Functions, Operations
 from spectralclip._lipschitz.recording import HIDDEN, TOKEN, Recording, hides_tensors
 from spectralclip._lipschitz.rules import ATTENTION, RECURRENT
@@ -81,6 +83,33 @@ def follow(
             return recording.close(output)
         except Exception as error:
             raise NotFollowedError(str(error)) from error
+
+
+def ways(
+    model: nn.Module,
+    examples: Sequence[Call],
+    parts: Sequence[Call],
+    as_one: Mapping[nn.Module, str],
+) -> list[Flow]:
+    """The different ways that examples take through a model.
+
+    Where the model decides by its input, parts of an example may go other ways, and count too.
+
+    Raises:
+        NotFollowedError: The model does not run while it is followed.
+    """
+    found: list[Flow] = []
+
+    def add(call: Call) -> None:
+        flow = with_gates(follow(model, *call, as_one))
+        if not any(alike(flow, other) for other in found):
+            found.append(flow)
+
+    for example in examples:
+        add(example)
+    for part in parts if any(flow.decides for flow in found) else ():
+        add(part)
+    return found
 
 
 def taken_as_one(survey: Survey) -> dict[nn.Module, str]:

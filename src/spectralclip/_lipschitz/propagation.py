@@ -9,7 +9,7 @@ each operation apart.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import final
 
 from spectralclip._lipschitz.chain_norms import NoBoundError, Norms
@@ -21,24 +21,22 @@ from spectralclip._lipschitz.rules import Rule, times
 
 @final
 class Propagation:
-    """The bounds of all nodes that the output depends on."""
+    """The bounds of all nodes that the output depends on, by their rules."""
 
-    def __init__(self, flow: Flow, norms: Norms) -> None:
+    def __init__(self, flow: Flow, norms: Norms, rules: Mapping[int, Rule]) -> None:
         self.steps: list[Step] = []  # the rules that were used, in order
         self.unbounded: list[Unbounded] = []  # the places without a bound
-        self._flow, self._norms = flow, norms
-        self._rules: dict[int, Rule] = {}
+        self._flow, self._norms, self._rules = flow, norms, rules
         self._base = {ROOT: ROOT}
         self._bound = {ROOT: 1.0}  # from the input, where it is settled
         self._since = {ROOT: 1.0}  # from the base, each operation apart
         self._apart = {ROOT: 1.0}  # from the input, each operation apart
-        for index in sorted(flow.needed() - {ROOT}):
-            self._visit(flow.nodes[index])
+        for index, rule in rules.items():
+            self._visit(flow.nodes[index], rule)
         self.upper = self._settled(len(flow.nodes) - 1)
         self.product = self._apart[len(flow.nodes) - 1]
 
-    def _visit(self, node: Node) -> None:
-        rule = self._rules[node.index] = rule_of(node, self._flow, self._norms)
+    def _visit(self, node: Node, rule: Rule) -> None:
         if rule.reason:
             self._start_anew(node, math.inf, math.inf)
             self.unbounded.append(Unbounded(node.where, _name(node), rule.reason))
@@ -108,6 +106,12 @@ class Propagation:
         if together >= apart:
             return apart, ""
         return together, f"as one operator; each apart: {apart:.6g}"
+
+
+def rules_of(flow: Flow, norms: Norms) -> dict[int, Rule]:
+    """The rules of all nodes that the output depends on, in order."""
+    needed = sorted(flow.needed() - {ROOT})
+    return {index: rule_of(flow.nodes[index], flow, norms) for index in needed}
 
 
 def _name(node: Node) -> str:
