@@ -1,5 +1,7 @@
 """The network as a whole: a bound on its Lipschitz constant, and its local norms."""
 
+from spectralclip._lipschitz.allocation import NetworkRules as NetworkRules
+from spectralclip._lipschitz.allocation import UnboundedNetworkError as UnboundedNetworkError
 from spectralclip._lipschitz.bounds import lipschitz_bounds as lipschitz_bounds
 from spectralclip._lipschitz.bounds import network_bound as network_bound
 from spectralclip._lipschitz.jacobian import jacobian_operator as jacobian_operator

@@ -117,7 +117,7 @@ def network_bound(
     """What `lipschitz_bounds` returns, from a survey of the model if there is one."""
     whole = call_arguments(model, example_inputs)
     model = unwrapped(model)
-    _require_weights(model)
+    require_weights(model)
     together, changed = first_run(model, whole)
     if changed:
         return _nowhere(model, f"{_CHANGES}: {', '.join(changed)}")
@@ -209,7 +209,7 @@ def _remembered(interval_of: IntervalOf) -> IntervalOf:
     return lambda modules, in_shape: known(tuple(modules), in_shape)
 
 
-def _require_weights(model: nn.Module) -> None:
+def require_weights(model: nn.Module) -> None:
     """Raise unless the parameters are finite, and can be worked with."""
     for name, parameter in model.named_parameters():
         if parameter.is_inference():

@@ -108,10 +108,13 @@ class Propagation:
         return together, f"as one operator; each apart: {apart:.6g}"
 
 
-def rules_of(flow: Flow, norms: Norms) -> dict[int, Rule]:
-    """The rules of all nodes that the output depends on, in order."""
-    needed = sorted(flow.needed() - {ROOT})
-    return {index: rule_of(flow.nodes[index], flow, norms) for index in needed}
+def rules_of(flow: Flow, norms: Norms, known: Mapping[int, Rule] | None = None) -> dict[int, Rule]:
+    """The rules of all nodes that the output depends on, in order; some may be `known`."""
+    given = known or {}
+    return {
+        index: given[index] if index in given else rule_of(flow.nodes[index], flow, norms)
+        for index in sorted(flow.needed() - {ROOT})
+    }
 
 
 def _name(node: Node) -> str:

@@ -12,7 +12,9 @@ from spectralclip._clipping import Targets, layer_targets
 from spectralclip._common import checked_seed
 from spectralclip._models import ExampleInputs, FoundLayer, Pairs, find_layers, unwrapped
 from spectralclip._operators import plain_numerics
+from spectralclip._training.allocation import Allocation
 from spectralclip._training.attachment import LIVE, Attachment, Schedule
+from spectralclip._training.distributed.sharing import are_moved, weights_of
 from spectralclip._training.method import Method, warn
 from spectralclip._training.optimizers import (
     Optimizers,
@@ -29,7 +31,9 @@ def attach(
     example_inputs: ExampleInputs,
     *,
     method: Method | None = None,
-    max_norm: Targets = 1.0,
+    max_norm: Targets | None = None,
+    max_lipschitz: float | None = None,
+    proportions: Targets = 1.0,
     schedule: Schedule | None = None,
     pairs: Pairs = (),
     seed: int = 0,
@@ -49,10 +53,20 @@ def attach(
             `Attachment.uncovered` lists both. None for a loop that calls `.step()` itself.
         example_inputs: What the model is called with, as for `find_layers`.
         method: One of `spectralclip.methods`, or your own; by default `SpectralClip()`.
-        max_norm: One bound for all; or a bound for some layers by name, as `find_layers` names
-            them; or a function of a layer's name and `FoundLayer`, which may return None for
-            one that is to be left alone.
-        schedule: A function of the number of steps done that the bounds are multiplied with.
+        max_norm: One bound for all, 1 if none is given; or a bound for some layers by name, as
+            `find_layers` names them; or a function of a layer's name and `FoundLayer`, which may
+            return None for one that is to be left alone.
+        max_lipschitz: In place of `max_norm`, a bound for the network as a whole, from its input
+            to its output, as `lipschitz_bounds` has it. Each layer gets a part of it, and parts
+            move slowly from layers that do not need theirs to those that press against theirs.
+            `SpectralClip` and `Parametrize` hold it while training, up to 2 %; after
+            `.finalize(certify=True)` it is proved, whatever the method. Batch norms are held as
+            layers of their own, where the method does so. Layers that are frozen or left out count
+            at their norms.
+        proportions: With `max_lipschitz`, those of the layers' bounds at first, in the same form
+            as `max_norm`; equal by default.
+        schedule: A function of the number of steps done that the bounds are multiplied with. With
+            `max_lipschitz`, by at most 1.
         pairs: Layers and the batch norms behind them, as for `find_layers`, where a method bounds
             both together.
         seed: For the random vectors of the method.
@@ -61,7 +75,8 @@ def attach(
         An `Attachment`.
 
     Raises:
-        ValueError: There is no layer for the method, or a bound is not positive; another
+        ValueError: There is no layer for the method, or a bound is not positive; the network has
+            no bound, or cannot be held at `max_lipschitz`; another
             attachment has a layer, and one of the two methods reparametrizes it; or the optimizer
             evaluates other weights than it trains, as schedule-free ones do.
 
@@ -86,11 +101,16 @@ def attach(
     seed, method = checked_seed(seed), SpectralClip() if method is None else method
     if not isinstance(method, Method):
         raise TypeError(f"method must be a Method such as SpectralClip(), got {method!r}.")
+    if max_lipschitz is not None:
+        if max_norm is not None:
+            raise ValueError("Give max_norm, or max_lipschitz for the whole network: not both.")
+        method = method.for_network()
     bare, optimizers = unwrapped(model), checked_optimizers(optimizer)
     _refuse_evaluated_elsewhere(method, optimizers)
     found = find_layers(bare, example_inputs, method.composes, pairs=pairs)
     wanted = {name: layer for name, layer in found.items() if method.takes(layer)}
-    bounds = layer_targets(wanted, max_norm)
+    given = 1.0 if max_norm is None else max_norm
+    bounds = layer_targets(wanted, given if max_lipschitz is None else proportions)
     if not bounds:
         _refuse_others(method, found)
         raise ValueError(
@@ -107,7 +127,12 @@ def attach(
             "parameters that it has now."
         )
     _warn_of_another(layers, optimizers)
-    attachment = Attachment(method, bare, layers, optimizers, bounds, schedule, seed)
+    allocation = None
+    if max_lipschitz is not None:
+        covered = [name for name, one in layers.items() if are_moved(weights_of(one), optimizers)]
+        allocation = Allocation(bare, example_inputs, max_lipschitz, layers, bounds, covered)
+        bounds = allocation.bounds
+    attachment = Attachment(method, bare, layers, optimizers, bounds, schedule, seed, allocation)
     _warn_of_uncovered(attachment)
     return attachment
 

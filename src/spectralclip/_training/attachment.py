@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from spectralclip._clipping import ClipResult, clip_found_layers_
+from spectralclip._lipschitz import NetworkBound
 from spectralclip._models import FoundLayer
 from spectralclip._operators import plain_numerics
+from spectralclip._training.allocation import EVERY, Allocation
 from spectralclip._training.distributed.training import sharing_of
 from spectralclip._training.method import Method, MethodState, warn
 from spectralclip._training.optimizers import Optimizers
@@ -90,9 +92,12 @@ class Attachment:
         bounds: Mapping[str, float],
         schedule: Schedule | None,
         seed: int,
+        allocation: Allocation | None = None,
     ) -> None:
         self.method, self.optimizers, self.found = method, optimizers, dict(layers)
         self._schedule, self._bounds = schedule, dict(bounds)
+        self._allocation = allocation
+        self._network_bound: NetworkBound | None = None
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         # By optimizer: its steps, and which of its family was the last to step.
         self._counts = [0] * max(1, len(optimizers.given))
@@ -161,6 +166,16 @@ class Attachment:
         bounds = self._bounds_at(self.steps)
         return {name: bounds[name] for name in self._sharing.moving()}
 
+    @property
+    def max_lipschitz(self) -> float | None:
+        """The bound of the network as a whole, where there is one."""
+        return None if self._allocation is None else self._allocation.max_lipschitz
+
+    @property
+    def network_bound(self) -> NetworkBound | None:
+        """The proof that `finalize(certify=True)` has left, with `max_lipschitz`."""
+        return self._network_bound
+
     def step(self) -> None:
         """Do what is due after a step, for loops whose optimizer is not a torch one.
 
@@ -197,6 +212,7 @@ class Attachment:
             "steps": list(self._counts),
             "norms": {n: [float(x), x.is_checked, x.step] for n, x in self._norms.items()},
             "layers": states,
+            "allocation": None if self._allocation is None else self._allocation.state(),
         }
 
     @plain_numerics()
@@ -211,6 +227,9 @@ class Attachment:
         running = self._running()
         require_state(state, type(self.method).__name__, self.found, len(self._counts))
         load_whole(state["layers"], running.layer_states(), running.load_layer_states)
+        if self._allocation is not None:
+            self._allocation.load_state(state["allocation"])
+            self._bounds = dict(self._allocation.bounds)
         self._counts = [int(count) for count in state["steps"]]
         self._norms = {
             name: NormEstimate(value, is_checked=bool(is_checked), step=int(step))
@@ -223,10 +242,12 @@ class Attachment:
     ) -> dict[str, ClipResult]:
         """End the method with a full `clip_` of each layer that it kept, and remove it.
 
-        Layers that are `uncovered` stay as they are.
+        Layers that are `uncovered` stay as they are. With `max_lipschitz`, the layers' bounds are
+        found once more, for what the network is now.
 
         Args:
-            certify: As for `clip_`.
+            certify: As for `clip_`; with `max_lipschitz`, also prove the bound of the network:
+                `network_bound` is the proof.
             tol: As for `clip_`.
 
         Returns:
@@ -240,14 +261,22 @@ class Attachment:
                 "finalize(): if the model was trained, it was by another optimizer, and nothing "
                 "was held meanwhile. Attach to the one that steps."
             )
-        bounds = self.max_norms
+        results = dict[str, ClipResult]()
 
-        def work() -> dict[str, ClipResult]:
-            mine = self._sharing.mine()
-            targets = {name: bounds[name] for name in mine if name in bounds}
-            return clip_found_layers_(mine, targets, tol=tol, certify=certify)
+        def clip(bounds: Mapping[str, float]) -> None:
+            def work() -> dict[str, ClipResult]:
+                mine = self._sharing.mine()
+                targets = {name: bounds[name] for name in mine if name in moving}
+                return clip_found_layers_(mine, targets, tol=tol, certify=certify)
 
-        results = self._sharing.carry_out(work, "finalize()")
+            results.update(self._sharing.carry_out(work, "finalize()"))
+
+        moving = self._sharing.moving()
+        if self._allocation is None:
+            clip(self._bounds_at(self.steps))
+        else:
+            self._network_bound = self._allocation.end(clip, moving, certify=bool(certify))
+            self._bounds = dict(self._allocation.bounds)
         self.remove()
         self._take_norms({name: (r.norm_after, True, self.steps) for name, r in results.items()})
         return results
@@ -288,13 +317,23 @@ class Attachment:
 
     def _bounds_at(self, step: int) -> dict[str, float]:
         factor = 1.0 if self._schedule is None else float(self._schedule(step))
-        if not 0 < factor < float("inf"):
-            raise ValueError(f"schedule({step}) must be a positive number, got {factor!r}.")
+        most = float("inf") if self._allocation is None else 1.0
+        if not 0 < factor < float("inf") or factor > most:
+            wanted = (
+                "be a positive number"
+                if most > 1
+                else "lie above 0, and with max_lipschitz up to 1"
+            )
+            raise ValueError(f"schedule({step}) must {wanted}, got {factor!r}.")
         return {name: factor * bound for name, bound in self._bounds.items()}
 
     @plain_numerics()
     def _work(self, names: Sequence[str], step: int) -> None:
         """Do what is due for some of the layers."""
+        allocation, covered = self._allocation, set(self._sharing.moving())
+        if allocation is not None and covered != allocation.covered:
+            allocation.cover(covered)
+            self._bounds = dict(allocation.bounds)
         running, bounds = self._running(), self._bounds_at(step)
         mine = {name: bounds[name] for name in names if name in self._sharing.mine()}
         self._worked |= dict.fromkeys(mine, step)
@@ -309,6 +348,9 @@ class Attachment:
         if versions != [weight._version for weight in weights]:
             self.optimizers.restart()
         self._take_norms(found)
+        if allocation is not None and step % EVERY == 0:
+            allocation.look(self.norms())
+            self._bounds = dict(allocation.bounds)
 
     def _known(
         self, running: MethodState, names: Iterable[str]

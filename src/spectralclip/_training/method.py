@@ -148,6 +148,10 @@ class Method(NamedSettings, ABC):
         others = (nn.modules.batchnorm._BatchNorm, nn.Embedding, nn.EmbeddingBag)
         return not isinstance(layer.modules[0], others)
 
+    def for_network(self) -> Method:
+        """The same method where the network as a whole is to be bounded; by default itself."""
+        return self
+
     @abstractmethod
     def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin to work on the layers `sharing.mine()`; weights stay as they are until a step.

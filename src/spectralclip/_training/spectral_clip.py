@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, final
 
 from torch import nn
@@ -123,6 +123,10 @@ class SpectralClip(Method):
         if isinstance(layer.modules[0], BatchNorm):
             return self.batch_norm and layer.modules[0]._parameters.get("weight") is not None
         return not isinstance(layer.modules[0], (nn.Embedding, nn.EmbeddingBag))
+
+    def for_network(self) -> SpectralClip:
+        """The same with batch norms held as well, which amplify like other layers."""
+        return replace(self, batch_norm=True)
 
     def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin to follow the layers; weights stay as they are until the first step."""

@@ -173,6 +173,7 @@ class Engine:
         """By layer, what is remembered, in the order of its places."""
         return {
             name: {
+                "bound": self._bounds[name],
                 "places": [{k: v.clone() for k, v in one.state().items()} for one in places],
                 "is_far": self._is_far,
             }
@@ -182,6 +183,8 @@ class Engine:
     @torch.no_grad()
     def load_layer_states(self, states: Mapping[str, Any]) -> None:
         """Go on from there."""
+        bounds = {name: float(state["bound"]) for name, state in states.items()}
+        self.set_bounds({name: bounds.get(name, self._bounds[name]) for name in self._active})
         self._is_far = any(state["is_far"] for state in states.values())
         for name, state in states.items():
             for place, saved in zip(self._places.get(name, []), state["places"], strict=False):

@@ -1,0 +1,168 @@
+"""A network's bound as a function of the bounds of its layers, and layer bounds that meet one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import final
+
+from torch import nn
+
+from spectralclip._lipschitz.bounds import require_weights, without_bound
+from spectralclip._lipschitz.chain_norms import Norms, standard_intervals
+from spectralclip._lipschitz.examples import examples_of, first_run
+from spectralclip._lipschitz.flow import Flow
+from spectralclip._lipschitz.following import NotFollowedError, taken_as_one, ways
+from spectralclip._lipschitz.propagation import Propagation, rules_of
+from spectralclip._lipschitz.result import Unbounded
+from spectralclip._lipschitz.rules import only
+from spectralclip._models import (
+    ExampleInputs,
+    FoundLayer,
+    Inputs,
+    Survey,
+    call_arguments,
+    unwrapped,
+)
+from spectralclip._operators import plain_numerics
+
+_DOUBLINGS = 200  # from a scale of 1: more than any product of layer norms needs
+_HALVINGS = 40  # of an interval of a factor of two: what is left is below 1e-12
+
+
+class UnboundedNetworkError(ValueError):
+    """A network has no bound, whatever the norms of its layers."""
+
+
+@final
+class NetworkRules:
+    """The bound of a network as a function of the norms of some of its layers.
+
+    These layers are the unknowns: whatever their weights, as long as their norms are what `of` is
+    told, the network's constant is at most what it returns. All else counts as it is now: what
+    lies between two of these layers as one operator, activations and pools by their rules.
+
+    Attributes:
+        layers: The layers whose norms are unknowns, by name.
+    """
+
+    @plain_numerics()
+    def __init__(
+        self,
+        model: nn.Module,
+        example_inputs: ExampleInputs,
+        layers: Mapping[str, FoundLayer],
+        *,
+        tol: float = 0.01,
+        failure: float = 1e-6,
+        seed: int = 0,
+    ) -> None:
+        """Follow the model once; as for `lipschitz_bounds`.
+
+        Raises:
+            UnboundedNetworkError: There is a place without a bound.
+        """
+        self.layers = dict(layers)
+        whole = call_arguments(model, example_inputs)
+        model = unwrapped(model)
+        require_weights(model)
+        together, changed = first_run(model, whole)
+        if changed:
+            raise UnboundedNetworkError(f"its forward pass changes its own weights: {changed}")
+        examples, parts = examples_of(model, whole, together)
+        survey = Survey.of(model, Inputs(tuple(examples[0][0]), examples[0][1]))
+        as_one = {**taken_as_one(survey), **{m: "" for one in layers.values() for m in one.modules}}
+        try:
+            flows = ways(model, examples, parts, as_one)
+        except NotFollowedError as error:
+            raise UnboundedNetworkError(f"the model does not run while followed: {error}") from None
+        interval_of = standard_intervals(tol, failure, False, seed)
+        self._ways = [_Way(flow, Norms(flow, interval_of, interval_of), layers) for flow in flows]
+        places = [str(place) for way in self._ways for place in way.unbounded]
+        if places:
+            raise UnboundedNetworkError("; ".join(dict.fromkeys(places)))
+
+    def of(self, norms: Mapping[str, float]) -> float:
+        """The bound of the network where the layers have these norms."""
+        return max(way.upper(norms) for way in self._ways)
+
+    def scale_for(self, proportions: Mapping[str, float], max_lipschitz: float) -> float:
+        """The factor by which norms in these proportions are multiplied to meet a network's bound.
+
+        Raises:
+            ValueError: There is none.
+        """
+
+        def bound(scale: float) -> float:
+            return self.of({name: scale * part for name, part in proportions.items()})
+
+        smallest = bound(0.0)
+        if smallest >= max_lipschitz:
+            raise ValueError(
+                f"The network cannot be held at max_lipschitz={max_lipschitz:g}: even if the "
+                f"layers that are held were zero, its bound would be {smallest:.6g}, by what goes "
+                "around them (a shortcut without a layer, or layers that are frozen or left out). "
+                "Give a larger max_lipschitz, or let more layers be held."
+            )
+        within = 1.0
+        for _ in range(_DOUBLINGS):
+            if bound(within) <= max_lipschitz:
+                break
+            within /= 2
+        above = 2 * within
+        for _ in range(_DOUBLINGS):
+            if bound(above) > max_lipschitz:
+                break
+            within, above = above, 2 * above
+        else:
+            raise ValueError(
+                "No layer that is held lies between the network's input and its output: "
+                f"its bound is {smallest:.6g}, whatever max_lipschitz says."
+            )
+        for _ in range(_HALVINGS):
+            middle = math.sqrt(within * above)
+            within, above = (middle, above) if bound(middle) <= max_lipschitz else (within, middle)
+        return within
+
+
+@final
+class _Way:
+    """One way through the network: its rules, with places for the norms of layers."""
+
+    def __init__(self, flow: Flow, norms: Norms, layers: Mapping[str, FoundLayer]) -> None:
+        self._flow, self._norms = flow, norms
+        first = {layer.modules[0]: name for name, layer in layers.items()}
+        rest = {part for layer in layers.values() for part in layer.modules[1:]}
+        within = [node for node in flow.nodes if len(node.inputs) == 1]
+        # A layer's norm stands at its first module, and all that belongs to it adds nothing.
+        own = [node for node in within if node.module in first or node.module in rest]
+        self._rules = rules_of(flow, norms, known={node.index: only(node, 1.0) for node in own})
+        self._places = {
+            node.index: first[node.module]
+            for node in own
+            if node.module in first and node.index in self._rules
+        }
+        found = Propagation(flow, norms, self._rules)
+        self.unbounded = [*found.unbounded, *without_bound(flow), *self._read_inside(layers)]
+
+    def upper(self, layer_norms: Mapping[str, float]) -> float:
+        """The bound of the last node, with a layer's norm at each of its uses."""
+        nodes = self._flow.nodes
+        own = {place: only(nodes[place], layer_norms[name]) for place, name in self._places.items()}
+        return Propagation(self._flow, self._norms, {**self._rules, **own}).upper
+
+    def _read_inside(self, layers: Mapping[str, FoundLayer]) -> list[Unbounded]:
+        """Compositions of which something else reads a part, whose norm is not held by itself."""
+        after = {
+            part: following
+            for layer in layers.values()
+            for part, following in pairwise(layer.modules)
+        }
+        return [
+            Unbounded(node.where, "composition", "something else reads what is inside it")
+            for index in self._rules
+            for node in [self._flow.nodes[index]]
+            for source in map(self._flow.nodes.__getitem__, node.inputs)
+            if source.module in after and node.module is not after[source.module]
+        ]

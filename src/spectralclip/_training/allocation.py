@@ -1,0 +1,167 @@
+"""`Allocation`: a bound for each layer, such that the network as a whole is within one number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, final
+
+from torch import nn
+
+from spectralclip._common import positive_number
+from spectralclip._lipschitz import (
+    NetworkBound,
+    NetworkRules,
+    UnboundedNetworkError,
+    lipschitz_bounds,
+)
+from spectralclip._models import ExampleInputs, FoundLayer
+
+EVERY = 100  # steps between two looks at which layers need their bounds
+# Shares of its bound: from which on a layer presses against it, and at which SpectralClip leaves
+# one. What grows fast is left at 0.96 or above, and is to be expected at the second later on.
+_PRESSES, _AT_REST = 0.95, 0.99
+_FORGET = 0.001  # of its bound: by how much a layer that was seen high counts as lower at each look
+_MOVE = 1.05  # by which a layer's part of the network's bound changes at one look
+_MOST_ROUNDS = 8  # of clipping at the end: one or two are needed, for what intervals leave open
+
+
+@final
+class Allocation:
+    """The bound of a network, shared out among its layers in proportions that follow the need.
+
+    Layers that press against their bounds get a larger part, those that do not give some of
+    theirs, and what all of them get together is such that the network's bound is met: by the rules
+    of `lipschitz_bounds`, with the share of its bound that each layer has been seen to reach. So
+    room is reserved for layers that exceed theirs, and room that is never used is not lost.
+
+    Attributes:
+        max_lipschitz: The bound of the network.
+        bounds: The bound of each layer now.
+        covered: The layers that are held now.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example_inputs: ExampleInputs,
+        max_lipschitz: float,
+        layers: Mapping[str, FoundLayer],
+        proportions: Mapping[str, float],
+        covered: Iterable[str],
+    ) -> None:
+        """Find bounds in the given proportions, for the layers that are held now.
+
+        Raises:
+            ValueError: The network has a place without a bound, or cannot be held at this one.
+        """
+        self.max_lipschitz = positive_number(max_lipschitz, "max_lipschitz")
+        self._model, self._example_inputs = model, example_inputs
+        self._layers, self._parts = dict(layers), dict(proportions)
+        self._reach = dict.fromkeys(proportions, 1.0)
+        self.covered = frozenset[str]()
+        self.cover(covered)
+
+    def cover(self, names: Iterable[str]) -> None:
+        """Find bounds for the network as it is now, of which these layers are held.
+
+        All others count as they are.
+        """
+        if frozenset(names) != self.covered or self._has_free_parameters():
+            self._follow(names)
+        self.bounds = self._solved(self.max_lipschitz)
+
+    def look(self, norms: Mapping[str, float]) -> None:
+        """Move bounds towards the layers that press against theirs, given the norms that are known.
+
+        Non-finite ones say nothing.
+        """
+        for name in self.covered:
+            if 0 < (norm := norms.get(name, 0.0)) < float("inf"):
+                share = norm / self.bounds[name]
+                self._parts[name] *= _MOVE if share >= _PRESSES else 1 / _MOVE
+                self._reach[name] = max(share, self._reach[name] - _FORGET, _AT_REST)
+        self.cover(self.covered)
+
+    def of(self, norms: Mapping[str, float]) -> float:
+        """The bound of the network where layers have these norms, or else are at their bounds."""
+        known = {name: norms.get(name, bound) for name, bound in self.bounds.items()}
+        return self._rules.of(known)
+
+    def end(
+        self,
+        clip: Callable[[Mapping[str, float]], None],
+        covered: Collection[str],
+        *,
+        certify: bool,
+    ) -> NetworkBound | None:
+        """Clip to bounds that meet the network's, until that is proved.
+
+        Args:
+            clip: Clips all layers to given bounds.
+            covered: The layers that it clips.
+            certify: Whether to prove it; otherwise the layers are clipped once.
+
+        Returns:
+            The proof, if it was asked for.
+
+        Raises:
+            ValueError: What is not held is such that the network's bound cannot be met.
+        """
+        self._follow(covered)
+        self._reach = dict.fromkeys(self._parts, 1.0)
+        target, proof = self.max_lipschitz, None
+        for _ in range(_MOST_ROUNDS):
+            self.bounds = self._solved(target)
+            clip(self.bounds)
+            if not certify:
+                return None
+            proof = lipschitz_bounds(self._model, self._example_inputs, local=False)
+            if proof.upper <= self.max_lipschitz:
+                return proof
+            target *= self.max_lipschitz / proof.upper
+        raise ValueError(
+            f"The network's bound is {proof and proof.upper:.6g} after {_MOST_ROUNDS} rounds of "
+            f"clipping, and not max_lipschitz={self.max_lipschitz:g}: some layer does not follow "
+            "its bound."
+        )
+
+    def state(self) -> dict[str, Any]:
+        """What has to be remembered for a run to go on exactly."""
+        return {"parts": dict(self._parts), "reach": dict(self._reach), "bounds": self.bounds}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._parts |= state["parts"]
+        self._reach |= state["reach"]
+        self.bounds = {**self.bounds, **state["bounds"]}
+
+    def _follow(self, names: Iterable[str]) -> None:
+        """Follow the network as it is now, with the norms of these layers as unknowns."""
+        self.covered = frozenset(names)
+        held = {name: layer for name, layer in self._layers.items() if name in self.covered}
+        try:
+            self._rules = NetworkRules(self._model, self._example_inputs, held)
+        except UnboundedNetworkError as error:
+            raise ValueError(
+                f"max_lipschitz needs a bound for every operation of the network. There is none "
+                f"at {error}. Replace this by something that has a bound (the page on Lipschitz "
+                "bounds lists what has), or bound the layers one by one with max_norm."
+            ) from error
+
+    def _solved(self, target: float) -> dict[str, float]:
+        parts = {name: self._parts[name] * self._reach[name] for name in self.covered}
+        scale = self._rules.scale_for(parts, target)
+        return {name: scale * part for name, part in self._parts.items()}
+
+    def _has_free_parameters(self) -> bool:
+        """Whether something that counts as it is may have changed: trained, and not held."""
+        held = {id(p) for name in self.covered for p in _parameters(self._layers[name].modules)}
+        return any(
+            parameter.requires_grad and id(parameter) not in held
+            for name, parameter in self._model.named_parameters()
+            if name.rpartition(".")[2] != "bias"
+        )
+
+
+def _parameters(modules: Iterable[nn.Module]) -> Iterable[nn.Parameter]:
+    return (parameter for module in modules for parameter in module.parameters())

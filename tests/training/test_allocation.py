@@ -1,0 +1,233 @@
+"""One number for the whole network: `attach(..., max_lipschitz=...)`."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from oracle import dense_norm
+from spectralclip import Attachment, attach, lipschitz_bounds
+from spectralclip._lipschitz import NetworkRules
+from spectralclip._training import Method
+from spectralclip.methods import FastClip, Gouk, Parametrize, SpectralClip
+
+EXAMPLE = torch.zeros(2, 2, 6, 6)
+
+
+class Network(nn.Module):
+    """Convolutions, a residual sum, a concatenation, a pool and a dense layer."""
+
+    def __init__(self, norm: bool = False) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 8, 3, padding=1, bias=False)
+        self.branch = nn.Conv2d(8, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8) if norm else nn.Identity()
+        self.side = nn.Conv2d(8, 8, 3, stride=2, padding=1, bias=False)
+        self.head = nn.Linear(16, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        x = x + torch.relu(self.norm(self.branch(x)))
+        parts = [torch.relu(self.side(x)).mean((2, 3)), F.avg_pool2d(x, 6).flatten(1)]
+        return self.head(torch.cat(parts, 1))  # type: ignore[no-any-return]
+
+
+def trained(
+    max_lipschitz: float,
+    *,
+    steps: int,
+    method: Method | None = None,
+    model: nn.Module | None = None,
+    **settings: Any,
+) -> tuple[nn.Module, Attachment, list[float]]:
+    """A network trained to grow, and its bound by the rules with dense norms, as it went."""
+    torch.manual_seed(0)
+    model = model or Network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.002, momentum=0.9)
+    attachment = attach(
+        model, optimizer, EXAMPLE, method=method, max_lipschitz=max_lipschitz, **settings
+    )
+    seen = []
+    for step in range(1, steps + 1):
+        optimizer.zero_grad()
+        loss = -model(torch.randn(16, 2, 6, 6)).square().sum(1).sqrt().mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if step % 25 == 0:
+            seen.append(network_norm(model, attachment))
+    return model, attachment, seen
+
+
+def network_norm(model: nn.Module, attachment: Attachment) -> float:
+    layers = attachment.layers
+    norms = {name: dense_norm(list(one.modules), one.in_shapes[0]) for name, one in layers.items()}
+    return NetworkRules(model, EXAMPLE, layers).of(norms)
+
+
+METHODS: list[Method] = [
+    SpectralClip(),
+    SpectralClip(compose="conv_bn"),
+    Parametrize(),
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda one: type(one).__name__)
+def test_the_network_stays_within_its_bound(method: Method, max_lipschitz: float = 1.0) -> None:
+    network = Network(norm=method.composes)
+    model, attachment, seen = trained(max_lipschitz, steps=125, method=method, model=network)
+    assert max(seen) <= 1.02 * max_lipschitz
+    assert seen[-1] >= 0.9 * max_lipschitz  # it presses, and nothing is given away
+    attachment.finalize(certify=True)
+    assert attachment.network_bound is not None
+    assert attachment.network_bound.upper <= max_lipschitz
+    assert lipschitz_bounds(model, EXAMPLE).upper <= max_lipschitz
+
+
+@pytest.mark.parametrize(
+    "method", [FastClip(), Gouk(), *METHODS], ids=lambda one: type(one).__name__
+)
+def test_the_bound_is_proved_at_the_end_whatever_the_method(method: Method) -> None:
+    model, attachment, _ = trained(3.0, steps=10, method=method)
+    attachment.finalize(certify=True)
+    assert lipschitz_bounds(model, EXAMPLE).upper <= 3.0
+
+
+def test_batch_norms_are_held_as_layers_of_their_own() -> None:
+    model, attachment, _ = trained(5.0, steps=30, model=Network(norm=True))
+    assert "norm" in attachment.layers
+    attachment.finalize(certify=True)
+    assert lipschitz_bounds(model, EXAMPLE).upper <= 5.0
+
+
+def test_bounds_are_equal_at_first_or_as_given() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    example = torch.zeros(1, 4)
+    with attach(model, None, example, max_lipschitz=16.0) as attachment:
+        assert attachment.max_norms == pytest.approx({"0": 4.0, "2": 4.0})
+        assert attachment.max_lipschitz == 16.0
+    with attach(
+        model, None, example, max_lipschitz=16.0, proportions={"0": 1, "2": 4}
+    ) as attachment:
+        assert attachment.max_norms == pytest.approx({"0": 2.0, "2": 8.0})
+
+
+def test_a_layer_that_is_left_out_counts_at_its_norm() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    with attach(
+        model, None, torch.zeros(1, 4), max_lipschitz=16.0, proportions={"0": 1.0}
+    ) as attachment:
+        assert attachment.max_norms == pytest.approx(
+            {"0": 16 / dense_norm(model[2], (4,))}, rel=1e-3
+        )
+
+
+def test_frozen_layers_count_at_their_norms_and_get_a_part_when_they_are_freed() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    model[2].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    attachment = attach(model, optimizer, torch.zeros(1, 4), max_lipschitz=16.0)
+    own = dense_norm(model[2], (4,))
+    assert attachment.max_norms == pytest.approx({"0": 16 / own}, rel=1e-3)
+    model[2].requires_grad_(True)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    assert math.prod(attachment.max_norms.values()) == pytest.approx(16.0, rel=1e-3)
+
+
+def test_bounds_move_to_where_they_are_needed() -> None:
+    """Of two layers, one is held back by weight decay and gives its part to the other."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.ReLU(), nn.Linear(6, 6, bias=False))
+    groups = [
+        {"params": model[0].parameters(), "lr": 0.1},
+        {"params": model[2].parameters(), "lr": 0.0},
+    ]
+    with torch.no_grad():
+        model[2].weight.mul_(0.5 / dense_norm(model[2], (6,)))
+    optimizer = torch.optim.SGD(groups)
+    attachment = attach(model, optimizer, torch.zeros(1, 6), max_lipschitz=4.0)
+    for _ in range(401):
+        optimizer.zero_grad()
+        (-model(torch.randn(16, 6)).norm(dim=1).mean()).backward()
+        optimizer.step()
+    assert attachment.max_norms["0"] > 2.3 > 1.7 > attachment.max_norms["2"]
+    assert dense_norm(model[0], (6,)) * dense_norm(model[2], (6,)) <= 4.0 * 1.02
+
+
+def test_a_run_that_goes_on_is_the_same_run() -> None:
+    def run(
+        model: nn.Module, optimizer: Any, attachment: Attachment, first: int, last: int
+    ) -> None:
+        for step in range(first, last):
+            torch.manual_seed(step)
+            optimizer.zero_grad()
+            (-model(torch.randn(8, 2, 6, 6)).square().mean()).backward()
+            optimizer.step()
+
+    def made() -> tuple[nn.Module, Any, Attachment]:
+        torch.manual_seed(0)
+        model = Network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+        return model, optimizer, attach(model, optimizer, EXAMPLE, max_lipschitz=2.0)
+
+    model, optimizer, attachment = made()
+    run(model, optimizer, attachment, 0, 130)
+    stored = copy.deepcopy([o.state_dict() for o in (model, optimizer, attachment)])
+    run(model, optimizer, attachment, 130, 210)
+    again, its_optimizer, its_attachment = made()
+    for owner, state in zip((again, its_optimizer, its_attachment), stored, strict=True):
+        owner.load_state_dict(state)
+    run(again, its_optimizer, its_attachment, 130, 210)
+    assert its_attachment.max_norms == attachment.max_norms
+    for one, other in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+# --- Refused ---------------------------------------------------------------------------------
+
+
+def test_both_bounds_at_once() -> None:
+    with pytest.raises(ValueError, match="max_norm, or max_lipschitz"):
+        attach(Network(), None, EXAMPLE, max_norm=1.0, max_lipschitz=1.0)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan, math.inf])
+def test_a_bound_that_is_none(wrong: float) -> None:
+    with pytest.raises(ValueError, match="max_lipschitz"):
+        attach(Network(), None, EXAMPLE, max_lipschitz=wrong)
+
+
+def test_a_bound_that_cannot_be_reached_names_the_smallest() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model.forward = lambda x: x + model[0](x).relu()  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"its bound would be 1, by what goes around"):
+        attach(model, None, torch.zeros(1, 4), max_lipschitz=0.5)
+
+
+def test_what_has_no_bound_is_named_with_the_remedy() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = nn.Linear(8, 8)
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.dense(x)
+            return self.attention(x, x, x, need_weights=False)[0]  # type: ignore[no-any-return]
+
+    with pytest.raises(ValueError, match=r"at attention: .*attention multiplies.* max_norm"):
+        attach(Attends(), None, torch.zeros(1, 3, 8), max_lipschitz=1.0)
+
+
+def test_a_schedule_that_would_raise_the_bound() -> None:
+    model = Network()
+    with pytest.raises(ValueError, match="with max_lipschitz up to 1"):
+        attach(model, None, EXAMPLE, max_lipschitz=1.0, schedule=lambda step: 1.5)
