@@ -7,7 +7,14 @@ from types import ModuleType
 from spectralclip import methods
 from spectralclip._audit import Audit, AuditComparison, LayerAudit, audit
 from spectralclip._bounds import Interval, norm_bounds, norm_bounds_all_sizes
-from spectralclip._clipping import ClipResult, clip_, clip_model_, set_spectrum_
+from spectralclip._clipping import (
+    ClipResult,
+    InitResult,
+    clip_,
+    clip_model_,
+    init_at_bound_,
+    set_spectrum_,
+)
 from spectralclip._lipschitz import (
     NetworkBound,
     certified_radius,
@@ -49,6 +56,7 @@ __all__ = [
     "DisagreementError",
     "Exact",
     "FoundLayer",
+    "InitResult",
     "Interval",
     "Lanczos",
     "LayerAudit",
@@ -71,6 +79,7 @@ __all__ = [
     "clip_",
     "clip_model_",
     "find_layers",
+    "init_at_bound_",
     "jacobian_operator",
     "lipschitz_bounds",
     "methods",

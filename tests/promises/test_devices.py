@@ -318,3 +318,13 @@ def test_whole_models_are_clipped(device: torch.device) -> None:
     assert results.keys() == found.keys()
     for layer in found.values():
         assert oracle(list(layer.modules), layer.in_shapes[0])[0] <= 0.3
+
+
+def test_whole_models_start_at_the_bound(device: torch.device) -> None:
+    model, x = network("circular").to(device), torch.randn(1, 2, 6, 6).to(device)
+    results = sc.init_at_bound_(model, x, max_norm=0.3)
+    assert all(parameter.device.type == device.type for parameter in model.parameters())
+    for name, layer in sc.find_layers(model, x).items():
+        values = oracle(list(layer.modules), layer.in_shapes[0])
+        assert values[0] == pytest.approx(0.3, rel=1e-4)
+        assert results[name].norm == pytest.approx(0.3, rel=1e-4)

@@ -79,6 +79,7 @@ ENTRIES: dict[str, Callable[[], Any]] = {
     "norm_bounds": lambda: sc.norm_bounds(conv(), SHAPE),
     "clip_": lambda: sc.clip_(conv(), SHAPE, 0.1),
     "clip_model_": lambda: sc.clip_model_(net(), torch.randn(2, *SHAPE), 0.1),
+    "init_at_bound_": lambda: sc.init_at_bound_(net(), torch.randn(2, *SHAPE)),
     "find_layers": lambda: sc.find_layers(net(), torch.randn(2, *SHAPE)),
     "audit": lambda: sc.audit(net(), torch.randn(2, *SHAPE)),
     "lipschitz_bounds": lambda: sc.lipschitz_bounds(net(), torch.randn(2, *SHAPE)),

@@ -30,10 +30,17 @@ class PlainWeight(NamedTuple):
         assert self.own.weight is not None
         return self.own.weight
 
+    @property
+    def alive(self) -> Tensor | None:
+        """Which entries of the weight can be reached through their factors; None for all."""
+        if self.factors is None:
+            return None
+        return self.factors.abs() > NEXT_TO_NOTHING * self.factors.abs().max()
+
     def parameter(self, weight: Tensor) -> Tensor:
         """The parameter for a weight that has the factors multiplied in."""
-        if self.factors is not None:
-            alive = self.factors.abs() > NEXT_TO_NOTHING * self.factors.abs().max()
+        alive = self.alive
+        if self.factors is not None and alive is not None:
             divided = weight / torch.where(alive, self.factors, 1.0)
             weight = torch.where(alive, divided, self.weight)
         return weight.T if self.is_flipped else weight

@@ -160,7 +160,7 @@ class ConvMap(LinearMap):
         """
         gram = torch.ones(1, 1, dtype=torch.float64, device="cpu")
         for axis in range(self._axes):
-            read, inside = self._reads(axis)
+            read, inside = self.reads(axis)
             counts = torch.zeros(read.shape[1], read.shape[1], dtype=torch.float64, device="cpu")
             for at, is_one in zip(read.split(WINDOWS), inside.split(WINDOWS), strict=True):
                 same = at[:, :, None] == at[:, None, :]
@@ -176,13 +176,13 @@ class ConvMap(LinearMap):
     def reach(self, axis: int) -> Tensor:
         if axis == 0 or axis >= len(self.source.shape):
             return super().reach(axis)
-        read, inside = self._reads(axis - 1)
+        read, inside = self.reads(axis - 1)
         windows = torch.arange(len(read), device="cpu")[:, None].expand_as(read)
         reach = torch.zeros(len(read), self.source.shape[axis], dtype=torch.bool, device="cpu")
         reach[windows[inside], read[inside]] = True
         return reach
 
-    def _reads(self, axis: int) -> tuple[Tensor, Tensor]:
+    def reads(self, axis: int) -> tuple[Tensor, Tensor]:
         """For each window and tap of a spatial axis, which position is read, and if it is one."""
         geometry, size = self.geometry, self.source.shape[1 + axis]
         windows = torch.arange(self.target.shape[1 + axis], device="cpu")[:, None]
