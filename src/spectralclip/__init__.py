@@ -12,12 +12,12 @@ from spectralclip._clipping import (
     InitResult,
     clip_,
     clip_model_,
-    init_at_bound_,
     set_spectrum_,
 )
 from spectralclip._lipschitz import (
     NetworkBound,
     certified_radius,
+    init_at_bound_,
     jacobian_operator,
     lipschitz_bounds,
 )

@@ -10,6 +10,5 @@ from spectralclip._clipping.clip_model import layer_targets as layer_targets
 from spectralclip._clipping.free_weights import GenericWeights as GenericWeights
 from spectralclip._clipping.free_weights import moving_names as moving_names
 from spectralclip._clipping.init_at_bound import InitResult as InitResult
-from spectralclip._clipping.init_at_bound import init_at_bound_ as init_at_bound_
 from spectralclip._clipping.init_at_bound import init_found_layers_ as init_found_layers_
 from spectralclip._clipping.set_spectrum import set_spectrum_ as set_spectrum_

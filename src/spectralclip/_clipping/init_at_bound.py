@@ -1,4 +1,4 @@
-"""`init_at_bound_`: an orthogonal start for every affine layer of a model, at its bound.
+"""An orthogonal start for every affine layer of a model, at its bound.
 
 The singular values of a layer are linear in its weight: so an orthogonal weight of any norm is
 brought to a bound by a factor. The norm that the factor is made from is measured on the layer, with
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from spectralclip._clipping.clip import restored_on_failure
-from spectralclip._clipping.clip_model import Targets, layer_targets
 from spectralclip._clipping.free_weights import moving_names
 from spectralclip._clipping.orthogonal import (
     How,
@@ -27,7 +26,7 @@ from spectralclip._clipping.orthogonal import (
 )
 from spectralclip._clipping.plain_weight import PlainWeight, plain_weight
 from spectralclip._common import checked_generator
-from spectralclip._models import BEFORE_A_NORM, ExampleInputs, FoundLayer, find_layers
+from spectralclip._models import BEFORE_A_NORM, FoundLayer
 from spectralclip._operators import LinearOperator, as_operator, describe, plain_numerics
 from spectralclip._spectrum import singular_values, spectral_norm
 
@@ -73,68 +72,6 @@ class InitResult:
     norm: float
     smallest: float | None
     how: How
-
-
-def init_at_bound_(
-    model: nn.Module,
-    example_inputs: ExampleInputs,
-    *,
-    max_norm: Targets = 1.0,
-    generator: torch.Generator | None = None,
-) -> dict[str, InitResult]:
-    """Draw new weights for every affine layer of a model, in place: orthogonal, at the bound.
-
-    All singular values of a layer are its bound, as far as its form allows:
-
-    - A dense layer or a 1x1 convolution gets a random matrix with orthonormal rows or columns.
-    - A convolution with stride 1 gets such a matrix in one tap, and zeros elsewhere: in the one
-      that reads each position once. With the padding that keeps the size this is the tap in the
-      centre, whatever the padding mode.
-    - With a stride, such a matrix goes into a block of as many taps on each axis as the stride has
-      steps, so that no position is read twice, and none is skipped if the kernel is large enough.
-    - Transposed convolutions are the adjoints of these, and groups are independent.
-    - A batch norm on its own gets equal factors. One that directly follows a dense layer or
-      convolution stays as it is; that layer's weight makes up for it.
-    - Weights of any other module, where they have two axes or more, become orthogonal matrices,
-      and are then scaled until the norm is the bound.
-
-    Biases of dense layers and convolutions become zero. A layer that is used at several input sizes
-    is at the bound at one of them, and within it at the others; so it is with layers that share a
-    weight. Running statistics are taken as they are, and are best those of a new model.
-
-    Args:
-        model: Any module.
-        example_inputs: What the model is called with, as for `find_layers`.
-        max_norm: One bound for all; or a bound for some layers by name, as `find_layers` names
-            them; or a function of a layer's name and `FoundLayer`, which may return None for
-            one that is to be left alone.
-        generator: Source of the random matrices; by default the same for each call.
-
-    Returns:
-        An `InitResult` for each layer, by name. Norms are within 0.1 % of the bounds. Matrices of
-        fewer than four rows or columns in bfloat16, which cannot be rounded so well, may be off
-        by a few times that.
-
-    Raises:
-        ValueError: A layer has a parametrized weight, or cannot be brought to its bound; the
-            whole model is as it was.
-
-    Example:
-        >>> import torch
-        >>> from spectralclip import init_at_bound_
-        >>> model = torch.nn.Sequential(
-        ...     torch.nn.Conv2d(3, 16, 3, padding=1),
-        ...     torch.nn.ReLU(),
-        ...     torch.nn.Conv2d(16, 32, 3, stride=2, padding=1),
-        ... )
-        >>> results = init_at_bound_(model, torch.zeros(1, 3, 8, 8), max_norm=0.5)
-        >>> for name, result in results.items():
-        ...     print(name, round(result.norm, 4), round(result.smallest, 4), result.how)
-        0 0.5 0.5 single tap
-        2 0.5 0.5 taps of one window
-    """
-    layers = find_layers(model, example_inputs)
-    return init_found_layers_(layers, layer_targets(layers, max_norm), generator)
 
 
 @plain_numerics()

@@ -4,6 +4,7 @@ from spectralclip._lipschitz.allocation import NetworkRules as NetworkRules
 from spectralclip._lipschitz.allocation import UnboundedNetworkError as UnboundedNetworkError
 from spectralclip._lipschitz.bounds import lipschitz_bounds as lipschitz_bounds
 from spectralclip._lipschitz.bounds import network_bound as network_bound
+from spectralclip._lipschitz.init_at_bound import init_at_bound_ as init_at_bound_
 from spectralclip._lipschitz.jacobian import jacobian_operator as jacobian_operator
 from spectralclip._lipschitz.result import NetworkBound as NetworkBound
 from spectralclip._lipschitz.result import Step as Step

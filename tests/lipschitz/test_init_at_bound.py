@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations
 from untouched import assert_same, state, surroundings
 
 import spectralclip as sc
-from oracle import dense_matrix
+from oracle import dense_matrix, dense_norm
 
 BOUND = 0.7
 REFUSED = ("weight-norm", "orthogonal", "spectral-norm", "old-", "constant")
@@ -266,3 +266,27 @@ def test_parametrized_parts_of_a_module_are_refused() -> None:
     branch = parametrizations.weight_norm(nn.Conv2d(2, 2, 3, padding=1))
     with pytest.raises(ValueError, match="remove_parametrizations"):
         sc.init_at_bound_(Residual(branch), torch.zeros(1, 2, 5, 5))
+
+
+# --- One bound for the network ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compose", [True, False])
+@pytest.mark.parametrize("max_lipschitz", [0.5, 30.0])
+def test_the_network_starts_at_its_bound(compose: bool, max_lipschitz: float) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
+        *(nn.Conv2d(4, 4, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5)),
+    )
+    example = torch.zeros(1, 2, 8, 8)
+    results = sc.init_at_bound_(model, example, max_lipschitz=max_lipschitz, compose=compose)
+    layers = sc.find_layers(model, example, compose)
+    norms = [dense_norm(list(one.modules), one.in_shapes[0]) for one in layers.values()]
+    assert math.prod(norms) == pytest.approx(max_lipschitz, rel=2e-3)
+    assert len({result.max_norm for result in results.values()}) == 1
+
+
+def test_not_both_bounds() -> None:
+    with pytest.raises(ValueError, match="not both"):
+        sc.init_at_bound_(nn.Linear(2, 2), torch.zeros(1, 2), max_norm=1.0, max_lipschitz=1.0)
