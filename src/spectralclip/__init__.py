@@ -37,11 +37,13 @@ from spectralclip._spectrum import (
 from spectralclip._training import (
     Attachment,
     DisagreementError,
+    LayerReport,
     Method,
     MethodState,
     NormEstimate,
     NormWarning,
     Sharing,
+    TrainingReport,
     attach,
 )
 
@@ -60,6 +62,7 @@ __all__ = [
     "Interval",
     "Lanczos",
     "LayerAudit",
+    "LayerReport",
     "LinearOperator",
     "Method",
     "MethodState",
@@ -71,6 +74,7 @@ __all__ = [
     "Sharing",
     "Solver",
     "Spectrum",
+    "TrainingReport",
     "as_operator",
     "attach",
     "audit",

@@ -83,9 +83,8 @@ class Allocation:
         self.cover(self.covered)
 
     def of(self, norms: Mapping[str, float]) -> float:
-        """The bound of the network where layers have these norms, or else are at their bounds."""
-        known = {name: norms.get(name, bound) for name, bound in self.bounds.items()}
-        return self._rules.of(known)
+        """The bound of the network where the layers that are held have these norms."""
+        return self._rules.of(norms)
 
     def end(
         self,

@@ -21,6 +21,7 @@ from spectralclip._training.optimizers import (
     checked_optimizers,
     evaluates_other_weights,
 )
+from spectralclip._training.report import SMALLEST_SPREAD
 from spectralclip._training.spectral_clip import SpectralClip
 
 
@@ -132,8 +133,11 @@ def attach(
         covered = [name for name, one in layers.items() if are_moved(weights_of(one), optimizers)]
         allocation = Allocation(bare, example_inputs, max_lipschitz, layers, bounds, covered)
         bounds = allocation.bounds
-    attachment = Attachment(method, bare, layers, optimizers, bounds, schedule, seed, allocation)
+    attachment = Attachment(
+        method, bare, layers, optimizers, bounds, schedule, seed, example_inputs, allocation
+    )
     _warn_of_uncovered(attachment)
+    _warn_of_contraction(attachment)
     return attachment
 
 
@@ -172,6 +176,19 @@ def _warn_of_uncovered(attachment: Attachment) -> None:
             f"The layers {list(left)} are not held: their weights are {next(iter(left.values()))}. "
             "Give every optimizer that trains the model, as in attach(..., [first, second], ...), "
             "or leave them out by max_norm."
+        )
+
+
+def _warn_of_contraction(attachment: Attachment) -> None:
+    """Say that the network will hardly tell its inputs apart, before anyone trains it in vain."""
+    spread = attachment.foreseen_spread()
+    if spread is not None and spread < SMALLEST_SPREAD:
+        warn(
+            f"Within these bounds the outputs of this network differ by {spread:.1e} from one "
+            "standard normal input to another: most losses have no gradient to speak of there, and "
+            "training may stay where it is. Begin with init_at_bound_(), raise the bounds or "
+            "max_lipschitz, or multiply the outputs by a constant. The page 'My network does not "
+            "learn under the bound' of the documentation goes through the remedies."
         )
 
 

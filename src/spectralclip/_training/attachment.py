@@ -13,62 +13,23 @@ from torch.optim import Optimizer
 
 from spectralclip._clipping import ClipResult, clip_found_layers_
 from spectralclip._lipschitz import NetworkBound
-from spectralclip._models import FoundLayer
+from spectralclip._models import ExampleInputs, FoundLayer, is_sharded_tensor
 from spectralclip._operators import plain_numerics
 from spectralclip._training.allocation import EVERY, Allocation
 from spectralclip._training.distributed.training import sharing_of
 from spectralclip._training.method import Method, MethodState, warn
+from spectralclip._training.norm_estimate import NormEstimate
 from spectralclip._training.optimizers import Optimizers
+from spectralclip._training.pressure import Pressure
+from spectralclip._training.report import (
+    LayerReport,
+    TrainingReport,
+    foreseen_spread,
+    spread_and_gain,
+)
 from spectralclip._training.state import load_whole, require_state
 
 Schedule: TypeAlias = Callable[[int], float]
-
-
-@final
-class NormEstimate(float):
-    """A layer's norm as a method knows it: a number that says where it is from.
-
-    Attributes:
-        is_checked: Whether it was measured on the layer itself. Otherwise it was tracked: followed
-            from step to step, which shows a norm from below.
-        step: The step of the optimizer after which that was.
-
-    Example:
-        >>> from spectralclip import NormEstimate
-        >>> norm = NormEstimate(0.5, is_checked=True, step=7)
-        >>> norm
-        0.5 (checked after step 7)
-        >>> norm <= 1
-        True
-    """
-
-    is_checked: bool
-    step: int
-
-    def __new__(cls, value: float, *, is_checked: bool, step: int) -> NormEstimate:
-        """Make one."""
-        norm = super().__new__(cls, value)
-        norm.is_checked, norm.step = is_checked, step
-        return norm
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """For copies and files: as a plain number and where it is from."""
-        return _norm_estimate, (float(self), self.is_checked, self.step)
-
-    def __repr__(self) -> str:
-        how = "checked" if self.is_checked else "tracked"
-        return f"{float(self)!r} ({how} after step {self.step})"
-
-    def __str__(self) -> str:
-        return str(float(self))
-
-
-def _norm_estimate(value: float, is_checked: bool, step: int) -> NormEstimate:
-    return NormEstimate(value, is_checked=is_checked, step=step)
-
-
-# So that `torch.load`, which by default runs nothing that it does not know, reads stored norms.
-torch.serialization.add_safe_globals([_norm_estimate])
 
 
 @final
@@ -92,12 +53,15 @@ class Attachment:
         bounds: Mapping[str, float],
         schedule: Schedule | None,
         seed: int,
+        example_inputs: ExampleInputs,
         allocation: Allocation | None = None,
     ) -> None:
         self.method, self.optimizers, self.found = method, optimizers, dict(layers)
         self._schedule, self._bounds = schedule, dict(bounds)
         self._allocation = allocation
         self._network_bound: NetworkBound | None = None
+        self._model, self._example_inputs = model, example_inputs
+        self._pressure = Pressure()
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         # By optimizer: its steps, and which of its family was the last to step.
         self._counts = [0] * max(1, len(optimizers.given))
@@ -199,6 +163,42 @@ class Attachment:
         """
         self._read_norms()
         return dict(self._norms)
+
+    @plain_numerics()
+    def report(self, inputs: ExampleInputs) -> TrainingReport:
+        """How the run is going: norms and pressures of layers, and what becomes of these inputs.
+
+        Args:
+            inputs: A batch of two or more, as the model is called with; best of the data that it is
+                trained on. It runs as in evaluation.
+        """
+        spread, gain = spread_and_gain(self._model, inputs)
+        norms, pressures = self.norms(), self._pressure.read()
+        layers = {
+            name: LayerReport(norms.get(name), bound, pressures.get(name))
+            for name, bound in self.max_norms.items()
+        }
+        known = {name: norms.get(name, bound) for name, bound in self.max_norms.items()}
+        if self._allocation is None:
+            bound = bound_by_rules(self._model, self._example_inputs, self.layers, known)
+        else:
+            bound = self._allocation.of(known)
+        return TrainingReport(self.steps, layers, bound, self.max_lipschitz, spread, gain)
+
+    @plain_numerics()
+    def foreseen_spread(self) -> float | None:
+        """How much outputs will differ over standard normal inputs, once layers are held.
+
+        None where the model does not run on such inputs, or its weights are not whole.
+        """
+        own, norms = self._sharing.weights(), self._running().norms()
+        if not self._sharing.is_alone or not all(map(self._is_watched, own.values())):
+            return None
+        bounds = self._bounds_at(0)
+        scales = {
+            id(own[name][0]): bounds[name] / norm for name, norm in norms.items() if own[name]
+        }
+        return foreseen_spread(self._model, self._example_inputs, scales)
 
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on exactly: numbers, strings and tensors.
@@ -304,6 +304,10 @@ class Attachment:
         others = f", {left} uncovered" if left else ""
         return f"<Attachment of {self.method!r} to {layers} layers{others}: {state}>"
 
+    def _is_watched(self, weights: Iterable[Tensor]) -> bool:
+        """Whether what the method undoes can be seen in these: whole weights, which it moves."""
+        return self.method.moves_weights and not any(map(is_sharded_tensor, weights))
+
     def _weight_versions(self) -> list[int]:
         """How often each weight has been written to, by whomever."""
         return [w._version for weights in self._sharing.weights().values() for w in weights]
@@ -342,9 +346,13 @@ class Attachment:
             running.after_step(step, mine)
             return {} if self._sharing.is_alone else self._known(running, mine)
 
-        weights = [weight for name in names for weight in self._sharing.weights()[name]]
+        own = self._sharing.weights()
+        weights = [weight for name in names for weight in own[name]]
         versions = [weight._version for weight in weights]
+        watched = {name: own[name] for name in names if self._is_watched(own[name])}
+        self._pressure.before(watched)
         found = self._sharing.carry_out(work, f"step {step}")
+        self._pressure.after(step, watched)
         if versions != [weight._version for weight in weights]:
             self.optimizers.restart()
         self._take_norms(found)
