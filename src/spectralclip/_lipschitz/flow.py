@@ -156,20 +156,7 @@ class Replay(nn.Module):
         return result if result.ndim else result[None]
 
     def _made(self, node: Node, values: dict[int, Tensor]) -> Tensor:
-        args, kwargs = self._filled((node.args, node.kwargs), values)
-        if node.module is not None:
-            made: Tensor = node.module(*args, **kwargs)
-            return made
-        given = replace(node, args=args, kwargs=kwargs).argument
-        if node.operation == "_to_copy":  # of precision, which is not for it to choose here
-            return given("self").clone()  # type: ignore[no-any-return]
-        if node.operation == "copy":  # which torch has no derivative of
-            return given("src").expand(node.shape).clone()  # type: ignore[no-any-return]
-        if node.operation == "embedding":  # whose other arguments change its derivative alone
-            return given("weight")[given("indices")]  # type: ignore[no-any-return]
-        assert node.function is not None, f"{node.operation} cannot be replayed"
-        output: Tensor = node.function(*args, **kwargs)
-        return output if node.item is None else leaves(output)[node.item]
+        return made(node, *self._filled((node.args, node.kwargs), values))
 
     def _filled(self, arguments: Any, values: dict[int, Tensor]) -> Any:
         """The arguments with values for the nodes, and constants in this precision."""
@@ -180,6 +167,25 @@ class Replay(nn.Module):
 
     def extra_repr(self) -> str:
         return " -> ".join(operations(self._nodes))
+
+
+def made(node: Node, args: Any, kwargs: Any) -> Tensor:
+    """The value of a node with tensors for its inputs, whatever their precision and strides."""
+    if node.module is not None:
+        output: Tensor = node.module(*args, **kwargs)
+        return output
+    given = replace(node, args=args, kwargs=kwargs).argument
+    if node.operation == "_to_copy":  # of precision, which is not for it to choose here
+        return given("self").clone()  # type: ignore[no-any-return]
+    if node.operation in ("view", "_unsafe_view"):  # which strides may not allow
+        return given("self").reshape(node.shape)  # type: ignore[no-any-return]
+    if node.operation == "copy":  # which torch has no derivative of
+        return given("src").expand(node.shape).clone()  # type: ignore[no-any-return]
+    if node.operation == "embedding":  # whose other arguments change its derivative alone
+        return given("weight")[given("indices")]  # type: ignore[no-any-return]
+    assert node.function is not None, f"{node.operation} cannot be replayed"
+    result = node.function(*args, **kwargs)
+    return result if node.item is None else leaves(result)[node.item]  # type: ignore[no-any-return]
 
 
 def piece(inputs: Tensor, start: int, shape: Shape) -> Tensor:

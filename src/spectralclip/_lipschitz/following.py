@@ -17,6 +17,7 @@ from spectralclip._lipschitz.gates import with_gates
 from spectralclip._lipschitz.recorder import Calls, Functions, Operations
 from spectralclip._lipschitz.recording import HIDDEN, TOKEN, Recording, hides_tensors
 from spectralclip._lipschitz.rules import ATTENTION, RECURRENT
+from spectralclip._lipschitz.sorting import with_sorted
 from spectralclip._models import (
     BATCH_NORM,
     Inputs,
@@ -101,7 +102,7 @@ def ways(
     found: list[Flow] = []
 
     def add(call: Call) -> None:
-        flow = with_gates(follow(model, *call, as_one))
+        flow = with_sorted(with_gates(follow(model, *call, as_one)))
         if not any(alike(flow, other) for other in found):
             found.append(flow)
 

@@ -34,6 +34,7 @@ from spectralclip._lipschitz.rules import (
     rearranged,
     scaled,
     single,
+    weighted,
 )
 from spectralclip._operators import is_plain
 
@@ -268,33 +269,42 @@ TABLE: dict[str, Operation] = {
 """All that the bound accepts."""
 
 # Nodes that stand for no operation of torch: pieces of the input, the output, memory that was
-# written into, and activations that are written out by hand.
+# written into, activations that are written out by hand, and what `sorting` sees.
 _OWN: dict[str, RuleOf] = {
     "input": rearranged,
     "output": joined,
     "written": mixed,
     "self_gated": pointwise(lambda node: float(node.kwargs["slope"])),
+    "permuted": rearranged,
+    "maximum + minimum": weighted,
 }
 
 
 def rule_of(node: Node, flow: Flow, norms: Norms) -> Rule:
     if not node.inputs:
         return Rule(affine=True, joint=True, plain=True)
-    entry = None if node.module is not None else TABLE.get(node.operation)
-    reason = node.reason or _hopeless(node, entry, flow)
+    reason = refusal(node, flow)
     if reason:
         return Rule(reason=reason)
     try:
         if node.module is not None:
             return _of_module(node, norms)
-        if node.operation in _OWN:
-            return _OWN[node.operation](node, flow, norms)
-        if entry is None:
-            return Rule(reason=rules.REASONS.get(node.operation, rules.UNKNOWN))
-        outside = _outside(node, entry)
-        return Rule(reason=outside) if outside else entry.rule(node, flow, norms)
+        rule = _OWN.get(node.operation) or TABLE[node.operation].rule
+        return rule(node, flow, norms)
     except NoBoundError as error:
         return Rule(reason=f"its norm could not be bounded: {error}")
+
+
+def refusal(node: Node, flow: Flow) -> str:
+    """Why a node that depends on the input has no rule, if so."""
+    own = node.module is not None or node.operation in _OWN
+    entry = None if own else TABLE.get(node.operation)
+    reason = node.reason or _hopeless(node, entry, flow)
+    if reason or own:
+        return reason
+    if entry is None:
+        return rules.REASONS.get(node.operation, rules.UNKNOWN)
+    return _outside(node, entry)
 
 
 def _of_module(node: Node, norms: Norms) -> Rule:

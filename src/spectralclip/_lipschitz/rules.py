@@ -223,6 +223,12 @@ def compared(node: Node, flow: Flow, norms: Norms) -> Rule:
     return Rule(factors, joint=True)
 
 
+def weighted(node: Node, flow: Flow, norms: Norms) -> Rule:
+    """Side by side, each input with a factor that is known already."""
+    factors = zip(uses(node.args), node.kwargs["factors"], strict=True)
+    return Rule(tuple(factors), joint=True, note=node.kwargs["note"])
+
+
 # --- Bent ones -----------------------------------------------------------------------------
 
 

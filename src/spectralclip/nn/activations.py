@@ -1,0 +1,99 @@
+"""Activations that sort: they lose nothing of a value's length, nor of its gradient's.
+
+ReLU drops what is negative, and with it about half of the energy in each layer; a network with
+layers of norm one has little left at its end. Sorting moves the same numbers to other channels. It
+is 1-Lipschitz, and its Jacobian is a permutation wherever no two numbers are alike.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+
+@final
+class GroupSort(nn.Module):
+    """Channels in groups, each group sorted, the largest first.
+
+    Of c channels in groups of g, a group has those that are `c / g` apart: channel i is with
+    `i + c / g`, `i + 2 c / g`, and so on. The first `c / g` channels of the result are the largest
+    of each group, the next ones the second largest. The Lipschitz constant is 1.
+
+    Args:
+        group_size: The number of channels in a group, which has to divide that of all.
+        dim: The axis of the channels.
+
+    Example:
+        >>> import torch
+        >>> from spectralclip.nn import GroupSort
+        >>> GroupSort(3)(torch.tensor([[1.0, 5.0, 2.0, 6.0, 3.0, 4.0]]))
+        tensor([[3., 6., 2., 5., 1., 4.]])
+    """
+
+    def __init__(self, group_size: int, dim: int = 1) -> None:
+        """Sort in groups of that size."""
+        super().__init__()
+        if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
+            raise ValueError(f"group_size must be an integer of at least 1, got {group_size!r}.")
+        self.group_size, self.dim = group_size, dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The value with the channels of each group in descending order."""
+        dim = _axis(x, self.dim, self.group_size, "GroupSort")
+        groups = x.unflatten(dim, (self.group_size, x.shape[dim] // self.group_size))
+        ordered: Tensor = groups.sort(dim=dim, descending=True).values
+        return ordered.flatten(dim, dim + 1)
+
+    def extra_repr(self) -> str:
+        """What it was made with."""
+        return f"group_size={self.group_size}, dim={self.dim}"
+
+
+@final
+class MaxMin(nn.Module):
+    """The larger of each pair of channels, and then the smaller ones: `GroupSort(2)`, faster.
+
+    Channel i is compared with channel `i + c / 2`. The first half of the result has the maxima, the
+    second half the minima. The Lipschitz constant is 1.
+
+    Args:
+        dim: The axis of the channels, whose number has to be even.
+
+    Example:
+        >>> import torch
+        >>> from spectralclip.nn import MaxMin
+        >>> MaxMin()(torch.tensor([[1.0, 5.0, 2.0, 4.0]]))
+        tensor([[2., 5., 1., 4.]])
+    """
+
+    def __init__(self, dim: int = 1) -> None:
+        """Compare along that axis."""
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The maxima, and then the minima."""
+        dim = _axis(x, self.dim, 2, "MaxMin")
+        a, b = x.chunk(2, dim)
+        return torch.cat([torch.maximum(a, b), torch.minimum(a, b)], dim)
+
+    def extra_repr(self) -> str:
+        """What it was made with."""
+        return f"dim={self.dim}"
+
+
+def _axis(x: Tensor, dim: int, group_size: int, name: str) -> int:
+    """The axis of the channels, which has to be there and to fall into groups."""
+    if not -x.ndim <= dim < x.ndim:
+        raise ValueError(
+            f"{name} got a tensor of shape {list(x.shape)}, which has no axis {dim}. Pass the axis "
+            "of the channels as dim."
+        )
+    if x.shape[dim] % group_size != 0:
+        raise ValueError(
+            f"{name} needs a multiple of {group_size} channels, got {x.shape[dim]} along axis "
+            f"{dim} of shape {list(x.shape)}. Change the number of channels of the layer before it."
+        )
+    return dim % x.ndim
