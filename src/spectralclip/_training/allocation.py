@@ -82,10 +82,6 @@ class Allocation:
                 self._reach[name] = max(share, self._reach[name] - _FORGET, _AT_REST)
         self.cover(self.covered)
 
-    def of(self, norms: Mapping[str, float]) -> float:
-        """The bound of the network where the layers that are held have these norms."""
-        return self._rules.of(norms)
-
     def end(
         self,
         clip: Callable[[Mapping[str, float]], None],

@@ -17,13 +17,14 @@ from spectralclip._models import ExampleInputs, FoundLayer, is_sharded_tensor
 from spectralclip._operators import plain_numerics
 from spectralclip._training.allocation import EVERY, Allocation
 from spectralclip._training.distributed.training import sharing_of
-from spectralclip._training.method import Method, MethodState, warn
+from spectralclip._training.method import Method, MethodState, name_non_finite, warn
 from spectralclip._training.norm_estimate import NormEstimate
 from spectralclip._training.optimizers import Optimizers
 from spectralclip._training.pressure import Pressure
 from spectralclip._training.report import (
     LayerReport,
     TrainingReport,
+    bound_by_rules,
     foreseen_spread,
     spread_and_gain,
 )
@@ -80,7 +81,7 @@ class Attachment:
         try:
             self._state: MethodState | None = method.start(self._sharing, mine, seed)
         except ValueError as error:
-            _name_what_is_not_finite(method, self._sharing.mine(), error)
+            name_non_finite(method, self._sharing.mine(), error)
             raise
         self._hooks = [
             member.register_step_post_hook(partial(self._after_optimizer, index, depth))
@@ -179,18 +180,12 @@ class Attachment:
             for name, bound in self.max_norms.items()
         }
         known = {name: norms.get(name, bound) for name, bound in self.max_norms.items()}
-        if self._allocation is None:
-            bound = bound_by_rules(self._model, self._example_inputs, self.layers, known)
-        else:
-            bound = self._allocation.of(known)
+        bound = bound_by_rules(self._model, self._example_inputs, self.layers, known)
         return TrainingReport(self.steps, layers, bound, self.max_lipschitz, spread, gain)
 
     @plain_numerics()
     def foreseen_spread(self) -> float | None:
-        """How much outputs will differ over standard normal inputs, once layers are held.
-
-        None where the model does not run on such inputs, or its weights are not whole.
-        """
+        """How much outputs will differ over standard normal inputs; None where it is not known."""
         own, norms = self._sharing.weights(), self._running().norms()
         if not self._sharing.is_alone or not all(map(self._is_watched, own.values())):
             return None
@@ -402,18 +397,3 @@ class Attachment:
 
 LIVE: weakref.WeakSet[Attachment] = weakref.WeakSet()
 """What is attached to some model, and has not been removed."""
-
-
-def _name_what_is_not_finite(
-    method: Method, layers: Mapping[str, FoundLayer], error: ValueError
-) -> None:
-    """Say by its name which layer a method could not start on; methods know the module alone."""
-    for name, layer in layers.items():
-        for module in layer.modules:
-            for own, tensor in (*module.named_parameters(), *module.named_buffers()):
-                if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                    raise ValueError(
-                        f"{type(method).__name__} cannot start on layer {name!r}: its {own!r} "
-                        "holds NaN or infinite values. Restore finite ones, or leave the layer "
-                        "out by max_norm."
-                    ) from error

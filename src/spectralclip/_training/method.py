@@ -171,3 +171,16 @@ def warn(message: str) -> None:
 def seeded(origin: str) -> torch.Generator:
     """A generator that depends on a text alone, whichever process asks."""
     return torch.Generator("cpu").manual_seed(zlib.crc32(origin.encode()))
+
+
+def name_non_finite(method: Method, layers: Mapping[str, FoundLayer], error: ValueError) -> None:
+    """Say by its name which layer a method could not start on; methods know the module alone."""
+    for name, layer in layers.items():
+        for module in layer.modules:
+            for own, tensor in (*module.named_parameters(), *module.named_buffers()):
+                if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                    raise ValueError(
+                        f"{type(method).__name__} cannot start on layer {name!r}: its {own!r} "
+                        "holds NaN or infinite values. Restore finite ones, or leave the layer "
+                        "out by max_norm."
+                    ) from error

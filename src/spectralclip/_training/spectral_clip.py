@@ -176,8 +176,6 @@ class _Following(MethodState):
 
     def norms(self) -> dict[str, float]:
         """The latest norms, read back from the device now."""
-        if not self._now:
-            return {}
         found = self._engine.norms()
         self._report({name for name, norm in found.items() if math.isnan(norm)})
         return {name: norm * self._checks.ratios.get(name, 1.0) for name, norm in found.items()}
