@@ -4,7 +4,7 @@ from importlib import import_module
 from importlib.metadata import version
 from types import ModuleType
 
-from spectralclip import methods
+from spectralclip import methods, nn
 from spectralclip._audit import Audit, AuditComparison, LayerAudit, audit
 from spectralclip._bounds import Interval, norm_bounds, norm_bounds_all_sizes
 from spectralclip._clipping import ClipResult, clip_, clip_model_, set_spectrum_
@@ -74,6 +74,7 @@ __all__ = [
     "jacobian_operator",
     "lipschitz_bounds",
     "methods",
+    "nn",
     "norm_bounds",
     "norm_bounds_all_sizes",
     "set_spectrum_",
