@@ -10,9 +10,11 @@ from spectralclip._bounds import Interval, norm_bounds, norm_bounds_all_sizes
 from spectralclip._clipping import ClipResult, clip_, clip_model_, set_spectrum_
 from spectralclip._lipschitz import (
     NetworkBound,
+    certified_accuracy,
     certified_radius,
     jacobian_operator,
     lipschitz_bounds,
+    margin_cross_entropy,
 )
 from spectralclip._models import FoundLayer, find_layers, skipped_layers
 from spectralclip._operators import LinearOperator, NotAffineError, as_operator, check_affine
@@ -66,6 +68,7 @@ __all__ = [
     "as_operator",
     "attach",
     "audit",
+    "certified_accuracy",
     "certified_radius",
     "check_affine",
     "clip_",
@@ -73,6 +76,7 @@ __all__ = [
     "find_layers",
     "jacobian_operator",
     "lipschitz_bounds",
+    "margin_cross_entropy",
     "methods",
     "nn",
     "norm_bounds",
