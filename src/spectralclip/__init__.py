@@ -16,10 +16,12 @@ from spectralclip._clipping import (
 )
 from spectralclip._lipschitz import (
     NetworkBound,
+    certified_accuracy,
     certified_radius,
     init_at_bound_,
     jacobian_operator,
     lipschitz_bounds,
+    margin_cross_entropy,
 )
 from spectralclip._models import FoundLayer, find_layers, skipped_layers
 from spectralclip._operators import LinearOperator, NotAffineError, as_operator, check_affine
@@ -78,6 +80,7 @@ __all__ = [
     "as_operator",
     "attach",
     "audit",
+    "certified_accuracy",
     "certified_radius",
     "check_affine",
     "clip_",
@@ -86,6 +89,7 @@ __all__ = [
     "init_at_bound_",
     "jacobian_operator",
     "lipschitz_bounds",
+    "margin_cross_entropy",
     "methods",
     "nn",
     "norm_bounds",

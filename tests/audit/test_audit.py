@@ -13,7 +13,7 @@ from zoo import BY_NAME
 
 from spectralclip._audit import audit, examine
 from spectralclip._bounds import norm_bounds_and_vector
-from spectralclip._lipschitz.result import certified_radius
+from spectralclip._lipschitz.certified import certified_radius
 from spectralclip._models import survey
 
 

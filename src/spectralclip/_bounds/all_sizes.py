@@ -12,8 +12,10 @@ from spectralclip._bounds.norm_bounds import check_request, norm_bounds
 from spectralclip._bounds.views import View
 from spectralclip._common import Shape
 from spectralclip._operators import (
+    AnyBatchNorm,
     ConvMap,
     Layer,
+    RunningShift,
     conv_paddings,
     describe,
     flattened,
@@ -80,7 +82,7 @@ def _probe_shape(layer: Layer) -> Shape:
     """Some shape that the layer accepts."""
     parts = [part for _, part in flattened(layer)]
     convs = [part for part in parts if isinstance(part, nn.modules.conv._ConvNd)]
-    norms = [part for part in parts if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    norms = [part for part in parts if isinstance(part, (AnyBatchNorm, RunningShift))]
     linears = [part for part in parts if isinstance(part, nn.Linear)]
     known = len(convs) + len(norms) + len(linears) == len(parts) > 0
     if not known or len(convs) + len(linears) > 1:

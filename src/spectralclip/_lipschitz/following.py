@@ -27,7 +27,7 @@ from spectralclip._models import (
     in_evaluation,
     tensors_in,
 )
-from spectralclip._operators import is_plain, plain_numerics
+from spectralclip._operators import BATCH_NORMS, is_plain, plain_numerics
 
 _OPAQUE: dict[type[nn.Module], str] = {
     nn.MultiheadAttention: ATTENTION,
@@ -118,7 +118,8 @@ def taken_as_one(survey: Survey) -> dict[nn.Module, str]:
     whole = {part: "" for layer in survey.layers(False).values() for part in layer.modules}
     whole.update((part, "") for _, part in connectors(survey.model))
     for _, module in bare_modules(survey.model):
-        if is_plain(module, BATCH_NORM) and getattr(module, "running_mean", None) is not None:
+        tracks = getattr(module, "running_mean", None) is not None
+        if tracks and is_plain(module, BATCH_NORM, *BATCH_NORMS):
             whole[module] = ""
         for kind, reason in _OPAQUE.items():
             if isinstance(module, kind):

@@ -11,7 +11,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from spectralclip._models.call_graph import Call, distinct_shapes
 from spectralclip._models.forward_pass import compiled_from
 from spectralclip._models.fsdp import gathered
-from spectralclip._operators import check_affine, is_plain
+from spectralclip._operators import RunningShift, check_affine, is_plain
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 BEFORE_A_NORM = (nn.Linear, nn.modules.conv._ConvNd)
@@ -43,7 +43,7 @@ def candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Layers of a known type, and all else that has parameters of its own, each once."""
     inside: set[nn.Module] = set()
     for name, module in bare_modules(model):
-        if module in inside:
+        if module in inside or _is_shift(module):
             continue
         whole = isinstance(module, (*_LAYER_TYPES, torch.jit.ScriptModule))
         if whole or is_parametrized(module) or any(True for _ in module.parameters(recurse=False)):
@@ -55,8 +55,12 @@ def candidates(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def connectors(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Affine modules without parameters, which may lie between two layers of a chain."""
-    return [(name, part) for name, part in bare_modules(model) if is_plain(part, *_CONNECTORS)]
+    """Affine modules without a norm to hold, which may lie between two layers of a chain."""
+    return [
+        (name, part)
+        for name, part in bare_modules(model)
+        if is_plain(part, *_CONNECTORS) or (_is_shift(part) and is_plain(part, RunningShift))
+    ]
 
 
 def is_container(module: nn.Module) -> bool:
@@ -82,7 +86,7 @@ def reason(
         return f"is not called: its {functionally}" if used else "not used in the forward pass"
     if isinstance(module, nn.EmbeddingBag):
         return "has no input shape: the bags of an EmbeddingBag differ in length"
-    if isinstance(module, BATCH_NORM) and module.running_mean is None:
+    if isinstance(module, (BATCH_NORM, RunningShift)) and module.running_mean is None:
         return "without running statistics it depends on the batch"
     if any(call.in_shape is None for call in calls):
         return "not called with a single tensor"
@@ -92,6 +96,11 @@ def reason(
     except (ValueError, TypeError, RuntimeError) as error:
         return str(error)
     return "" if any(True for _ in module.parameters()) else NO_PARAMETERS
+
+
+def _is_shift(module: nn.Module) -> bool:
+    """Whether all that a module adds is a constant: its norm is 1, whatever its parameters are."""
+    return isinstance(module, RunningShift) and module.running_mean is not None
 
 
 def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -18,6 +18,7 @@ from spectralclip._operators.maps import ConvMap as ConvMap
 from spectralclip._operators.maps import Layout as Layout
 from spectralclip._operators.maps import LinearMap as LinearMap
 from spectralclip._operators.maps import TransposedMap as TransposedMap
+from spectralclip._operators.module_types import BATCH_NORMS as BATCH_NORMS
 from spectralclip._operators.module_types import CONVS as CONVS
 from spectralclip._operators.module_types import KNOWN_AFFINE as KNOWN_AFFINE
 from spectralclip._operators.module_types import TRANSPOSED as TRANSPOSED
@@ -30,3 +31,6 @@ from spectralclip._operators.operator import LinearOperator as LinearOperator
 from spectralclip._operators.operator import as_operator as as_operator
 from spectralclip._operators.operator import in_float64 as in_float64
 from spectralclip._operators.operator import operator_at as operator_at
+from spectralclip._operators.running_norms import RunningBatchNorm as RunningBatchNorm
+from spectralclip._operators.running_norms import RunningShift as RunningShift
+from spectralclip._operators.running_norms import on_channels as on_channels

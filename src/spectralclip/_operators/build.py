@@ -40,6 +40,7 @@ from spectralclip._operators.module_types import (
     describe,
     is_plain,
 )
+from spectralclip._operators.running_norms import RunningShift
 
 
 class Site(NamedTuple):
@@ -148,6 +149,14 @@ def _batch_norm(site: Site, layer: Any) -> LinearMap | None:
     return DiagonalMap(factors, site.source, site.channels_last)
 
 
+def _shift(site: Site, layer: Any) -> LinearMap | None:
+    if layer.running_mean is None:
+        return None
+    # Factors of one rather than an identity, whose norm would be found by iteration.
+    ones = torch.ones(site.source[0], device=site.function.device, dtype=site.function.dtype)
+    return DiagonalMap(ones, site.source, site.channels_last)
+
+
 def _likes_channels_last(weight: Tensor, in_shape: Shape) -> bool:
     # Measured on CPUs in float32, where it gains up to a factor of two except on the smallest
     # images; other devices and precisions keep torch's own order.
@@ -183,6 +192,7 @@ SHORTCUTS: list[tuple[tuple[type[nn.Module], ...], Callable[[Site, Any], LinearM
     (CONVS, _conv),
     (TRANSPOSED, _conv_transpose),
     (BATCH_NORMS, _batch_norm),
+    ((RunningShift,), _shift),
     (
         (nn.Identity, nn.Flatten, nn.Unflatten, *DROPOUTS),
         lambda site, layer: IdentityMap(site.source, site.target, site.channels_last),

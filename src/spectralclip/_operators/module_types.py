@@ -1,4 +1,4 @@
-"""What is known of torch's own layers by their type."""
+"""What is known of layers by their type: torch's own, and norms of ours."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
+from spectralclip._operators.running_norms import RunningBatchNorm, RunningShift
+
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, RunningBatchNorm)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 KNOWN_AFFINE = (
-    *(nn.Linear, nn.Embedding, nn.Identity, nn.Flatten, nn.Unflatten),
+    *(nn.Linear, nn.Embedding, nn.Identity, nn.Flatten, nn.Unflatten, RunningShift),
     *(CONVS + TRANSPOSED + BATCH_NORMS + DROPOUTS),
     *(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.PixelShuffle, nn.PixelUnshuffle),
 )
@@ -54,7 +56,7 @@ def is_plain(layer: Any, *types: type[nn.Module]) -> bool:
 
 def is_known_affine(layer: Any) -> bool:
     """Whether a layer is affine by its type, so that no test at random points is needed."""
-    if is_plain(layer, *BATCH_NORMS):
+    if is_plain(layer, *BATCH_NORMS, RunningShift):
         return layer.running_mean is not None
     return is_plain(layer, *KNOWN_AFFINE)
 

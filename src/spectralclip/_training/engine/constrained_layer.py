@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
-from spectralclip._operators import CONVS, TRANSPOSED, is_plain
+from spectralclip._operators import BATCH_NORMS, CONVS, TRANSPOSED, is_plain
 from spectralclip._training.engine.group import stacked
 from spectralclip._training.method import seeded
 
@@ -47,8 +47,7 @@ class ConstrainedLayer:
             return None  # as under a parametrization
         norm = following[0] if following else None
         if norm is not None:
-            plain = is_plain(norm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-            if not plain or isinstance(module, TRANSPOSED):
+            if not is_plain(norm, *BATCH_NORMS) or isinstance(module, TRANSPOSED):
                 return None
             assert isinstance(norm, BatchNorm)
         return ConstrainedLayer(layer.name, module, norm, layer.in_shapes, origin)
