@@ -229,5 +229,5 @@ def test_what_has_no_bound_is_named_with_the_remedy() -> None:
 
 def test_a_schedule_that_would_raise_the_bound() -> None:
     model = Network()
-    with pytest.raises(ValueError, match="with max_lipschitz up to 1"):
+    with pytest.raises(ValueError, match="at most 1, with max_lipschitz"):
         attach(model, None, EXAMPLE, max_lipschitz=1.0, schedule=lambda step: 1.5)

@@ -165,6 +165,10 @@ class Attachment:
         self._read_norms()
         return dict(self._norms)
 
+    def pressures(self) -> dict[str, float]:
+        """The share of one of the latest steps that clipping has undone, by layer, where known."""
+        return self._pressure.read()
+
     @plain_numerics()
     def report(self, inputs: ExampleInputs) -> TrainingReport:
         """How the run is going: norms and pressures of layers, and what becomes of these inputs.
@@ -174,7 +178,7 @@ class Attachment:
                 trained on. It runs as in evaluation.
         """
         spread, gain = spread_and_gain(self._model, inputs)
-        norms, pressures = self.norms(), self._pressure.read()
+        norms, pressures = self.norms(), self.pressures()
         layers = {
             name: LayerReport(norms.get(name), bound, pressures.get(name))
             for name, bound in self.max_norms.items()
@@ -318,20 +322,16 @@ class Attachment:
         factor = 1.0 if self._schedule is None else float(self._schedule(step))
         most = float("inf") if self._allocation is None else 1.0
         if not 0 < factor < float("inf") or factor > most:
-            wanted = (
-                "be a positive number"
-                if most > 1
-                else "lie above 0, and with max_lipschitz up to 1"
-            )
-            raise ValueError(f"schedule({step}) must {wanted}, got {factor!r}.")
+            limit = "" if most > 1 else " of at most 1, with max_lipschitz"
+            raise ValueError(f"schedule({step}) must be a positive number{limit}, got {factor!r}.")
         return {name: factor * bound for name, bound in self._bounds.items()}
 
     @plain_numerics()
     def _work(self, names: Sequence[str], step: int) -> None:
         """Do what is due for some of the layers."""
-        allocation, covered = self._allocation, set(self._sharing.moving())
-        if allocation is not None and covered != allocation.covered:
-            allocation.cover(covered)
+        allocation = self._allocation
+        if allocation is not None and allocation.covered != set(self._sharing.moving()):
+            allocation.cover(self._sharing.moving())
             self._bounds = dict(allocation.bounds)
         running, bounds = self._running(), self._bounds_at(step)
         mine = {name: bounds[name] for name in names if name in self._sharing.mine()}
@@ -344,7 +344,8 @@ class Attachment:
         own = self._sharing.weights()
         weights = [weight for name in names for weight in own[name]]
         versions = [weight._version for weight in weights]
-        watched = {name: own[name] for name in names if self._is_watched(own[name])}
+        due = names if self._pressure.is_due(step) else ()
+        watched = {name: own[name] for name in due if self._is_watched(own[name])}
         self._pressure.before(watched)
         found = self._sharing.carry_out(work, f"step {step}")
         self._pressure.after(step, watched)

@@ -26,6 +26,10 @@ class Pressure:
         self._moved: dict[str, list[Tensor]] = {}
         self._shares: dict[str, Tensor] = {}
 
+    def is_due(self, step: int) -> bool:
+        """Whether a look begins or ends at this step."""
+        return bool(self._start) or _begins(step)
+
     def before(self, weights: Weights) -> None:
         """Take note of where the optimizer has brought the weights."""
         self._moved = {name: _copies(weights[name]) for name in self._start if name in weights}
@@ -37,12 +41,16 @@ class Pressure:
             undone = _distance(weights[name], moved)
             self._shares[name] = torch.where(taken > 0, undone / taken, 0.0)
         self._moved = {}
-        due = (step + 1) % EVERY == 0 or step == 1
-        self._start = {name: _copies(own) for name, own in weights.items()} if due else {}
+        kept = weights.items() if _begins(step) else ()
+        self._start = {name: _copies(own) for name, own in kept}
 
     def read(self) -> dict[str, float]:
         """The shares that are known."""
         return {name: float(share) for name, share in self._shares.items()}
+
+
+def _begins(step: int) -> bool:
+    return (step + 1) % EVERY == 0 or step == 1
 
 
 def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:

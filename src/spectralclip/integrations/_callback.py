@@ -27,13 +27,16 @@ class NormCallback:
             of tensors, or a dict of them for keywords. By default the model's own.
         method: As for `attach`.
         max_norm: As for `attach`.
+        max_lipschitz: As for `attach`.
+        proportions: As for `attach`.
         schedule: As for `attach`.
         pairs: As for `attach`.
         seed: As for `attach`.
         finalize: End the training with a full `clip_` of each layer. Checkpoints that have been
             written before have the weights of before.
         certify: As for `Attachment.finalize`.
-        log: Log the norms as `spectral_norm/<layer>`.
+        log: Log the norms as `spectral_norm/<layer>`, and the pressures on the layers as
+            `spectral_pressure/<layer>`.
 
     Attributes:
         attachment: What is at work during training, and None at other times.
@@ -51,7 +54,9 @@ class NormCallback:
         example_inputs: ExampleInputs | None = None,
         *,
         method: Method | None = None,
-        max_norm: Targets = 1.0,
+        max_norm: Targets | None = None,
+        max_lipschitz: float | None = None,
+        proportions: Targets = 1.0,
         schedule: Schedule | None = None,
         pairs: Pairs = (),
         seed: int = 0,
@@ -71,6 +76,8 @@ class NormCallback:
         self._method, self._example_inputs, self._log = method, example_inputs, log
         self._settings: dict[str, Any] = {
             "max_norm": max_norm,
+            "max_lipschitz": max_lipschitz,
+            "proportions": proportions,
             "schedule": schedule,
             "pairs": tuple(pairs),
             "seed": seed,
@@ -106,7 +113,9 @@ class NormCallback:
         self._detach()
 
     def _logged(self) -> dict[str, float]:
-        return {f"spectral_norm/{name}": norm for name, norm in self.norms().items()}
+        norms = {f"spectral_norm/{name}": norm for name, norm in self.norms().items()}
+        known = {} if self.attachment is None else self.attachment.pressures()
+        return {**norms, **{f"spectral_pressure/{name}": one for name, one in known.items()}}
 
     def _start(
         self,

@@ -31,7 +31,9 @@ def attach_accelerated(
     example_inputs: ExampleInputs,
     *,
     method: Method | None = None,
-    max_norm: Targets = 1.0,
+    max_norm: Targets | None = None,
+    max_lipschitz: float | None = None,
+    proportions: Targets = 1.0,
     schedule: Schedule | None = None,
     pairs: Pairs = (),
     seed: int = 0,
@@ -51,6 +53,8 @@ def attach_accelerated(
         example_inputs: As for `attach`; on any device.
         method: As for `attach`.
         max_norm: As for `attach`.
+        max_lipschitz: As for `attach`.
+        proportions: As for `attach`.
         schedule: As for `attach`.
         pairs: As for `attach`.
         seed: As for `attach`.
@@ -79,6 +83,8 @@ def attach_accelerated(
         moved(example_inputs, accelerator.device),
         method=method,
         max_norm=max_norm,
+        max_lipschitz=max_lipschitz,
+        proportions=proportions,
         schedule=schedule,
         pairs=pairs,
         seed=seed,

@@ -6,6 +6,7 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
+from spectralclip._models import ExampleInputs
 from spectralclip._training import Attachment
 
 __all__ = ["NormLogger", "Writer", "log_norms"]
@@ -22,13 +23,20 @@ class Writer(Protocol):
 
 
 def log_norms(
-    writer: Writer, attachment: Attachment, step: int | None = None, *, tag: str = "spectral_norm"
+    writer: Writer,
+    attachment: Attachment,
+    step: int | None = None,
+    *,
+    tag: str = "spectral_norm",
+    inputs: ExampleInputs | None = None,
 ) -> None:
     """Write the norms that an attachment knows of.
 
-    There is a curve `<tag>/<layer>` for each layer, one of its bound `<tag>_bound/<layer>`, and
-    two histograms over the layers: `<tag>s` of the norms, and `<tag>s_over_bound` of what part of
-    its bound each uses up.
+    There is a curve `<tag>/<layer>` for each layer, one of its bound `<tag>_bound/<layer>`, one of
+    the share of a step that clipping undoes, `<tag>_pressure/<layer>`, where it is known, and two
+    histograms over the layers: `<tag>s` of the norms, and `<tag>s_over_bound` of what part of its
+    bound each uses up. With `inputs`, three curves of the network besides: `<tag>_network/bound`,
+    `/spread` and `/gain`, as of `Attachment.report`.
 
     Args:
         writer: A `torch.utils.tensorboard.SummaryWriter`, or another object with its
@@ -36,6 +44,7 @@ def log_norms(
         attachment: What `attach` returned.
         step: Where on the axis; by default the number of steps that the attachment has followed.
         tag: What the names begin with.
+        inputs: A batch for `Attachment.report`.
 
     Example:
         >>> import torch
@@ -67,6 +76,14 @@ def log_norms(
     writer.add_histogram(f"{tag}s", np.array(list(norms.values())), at)
     shares = np.array([norm / bounds[name] for name, norm in norms.items()])
     writer.add_histogram(f"{tag}s_over_bound", shares, at)
+    for name, pressure in attachment.pressures().items():
+        writer.add_scalar(f"{tag}_pressure/{name}", pressure, at)
+    if inputs is not None:
+        report = attachment.report(inputs)
+        known = {"bound": report.bound, "spread": report.spread, "gain": report.gain}
+        for name, value in known.items():
+            if value is not None:
+                writer.add_scalar(f"{tag}_network/{name}", value, at)
 
 
 @final
@@ -78,6 +95,7 @@ class NormLogger:
         attachment: As for `log_norms`.
         every: How many steps of the optimizer lie between two entries.
         tag: As for `log_norms`.
+        inputs: As for `log_norms`.
 
     Raises:
         ValueError: `every` is not positive.
@@ -88,12 +106,19 @@ class NormLogger:
     """
 
     def __init__(
-        self, writer: Writer, attachment: Attachment, *, every: int = 50, tag: str = "spectral_norm"
+        self,
+        writer: Writer,
+        attachment: Attachment,
+        *,
+        every: int = 50,
+        tag: str = "spectral_norm",
+        inputs: ExampleInputs | None = None,
     ) -> None:
         """Write nothing yet."""
         if every < 1:
             raise ValueError(f"every must be a positive number of steps, got {every!r}.")
-        self._writer, self._attachment, self._every, self._tag = writer, attachment, every, tag
+        self._writer, self._attachment, self._every = writer, attachment, every
+        self._tag, self._inputs = tag, inputs
         # A resumed run does not write once more what was written before.
         self._written = attachment.steps // every
 
@@ -103,4 +128,4 @@ class NormLogger:
         # Rounds that only accumulate gradients do not count.
         if due > self._written:
             self._written = due
-            log_norms(self._writer, self._attachment, tag=self._tag)
+            log_norms(self._writer, self._attachment, tag=self._tag, inputs=self._inputs)
