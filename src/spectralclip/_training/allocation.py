@@ -20,7 +20,8 @@ EVERY = 100  # steps between two looks at which layers need their bounds
 # Shares of its bound: from which on a layer presses against it, and at which SpectralClip leaves
 # one. What grows fast is left at 0.96 or above, and is to be expected at the second later on.
 _PRESSES, _AT_REST = 0.95, 0.99
-_FORGET = 0.001  # of its bound: by how much a layer that was seen high counts as lower at each look
+# By which share of its bound a layer counts as lower at each look, if it was seen higher before.
+_FORGET = 0.005
 _MOVE = 1.05  # by which a layer's part of the network's bound changes at one look
 _MOST_ROUNDS = 8  # of clipping at the end: one or two are needed, for what intervals leave open
 
@@ -70,16 +71,22 @@ class Allocation:
             self._follow(names)
         self.bounds = self._solved(self.max_lipschitz)
 
-    def look(self, norms: Mapping[str, float]) -> None:
-        """Move bounds towards the layers that press against theirs, given the norms that are known.
+    def look(self, norms: Mapping[str, float], pressures: Mapping[str, float]) -> None:
+        """Move bounds towards the layers that press against theirs.
 
-        Non-finite ones say nothing.
+        Args:
+            norms: The norms of layers, where they are known; those that are not finite say nothing.
+            pressures: The shares of a step that clipping has undone, where they are known. A layer
+                may be held below its bound, as a convolution on small images is by `SpectralClip`:
+                then it presses without ever reaching it.
         """
         for name in self.covered:
             if 0 < (norm := norms.get(name, 0.0)) < float("inf"):
-                share = norm / self.bounds[name]
-                self._parts[name] *= _MOVE if share >= _PRESSES else 1 / _MOVE
-                self._reach[name] = max(share, self._reach[name] - _FORGET, _AT_REST)
+                share, is_held = norm / self.bounds[name], pressures.get(name, 0.0) > 0
+                presses = is_held or share >= _PRESSES
+                self._parts[name] *= _MOVE if presses else 1 / _MOVE
+                floor = share if is_held else _AT_REST
+                self._reach[name] = max(share, self._reach[name] - _FORGET, floor)
         self.cover(self.covered)
 
     def end(

@@ -353,7 +353,7 @@ class Attachment:
             self.optimizers.restart()
         self._take_norms(found)
         if allocation is not None and step % EVERY == 0:
-            allocation.look(self.norms())
+            allocation.look(self.norms(), self.pressures())
             self._bounds = dict(allocation.bounds)
 
     def _known(
