@@ -83,12 +83,14 @@ def whitening(gram: Tensor, eye: Tensor, by_products: bool) -> Tensor:
         eye: As large.
         by_products: Without factorizations, for devices that have none.
     """
-    sizes = gram.diagonal(dim1=1, dim2=2).clamp_min(TINY).rsqrt()[:, None]
-    gram = torch.addcmul(RIDGE * eye, gram, sizes * sizes.mT)
+    squares = gram.diagonal(dim1=1, dim2=2).clamp_min(TINY)[:, None]
     if not by_products:
-        root = torch.linalg.cholesky_ex(gram)[0]
+        # Each in its own unit: a factorization is as precise for vectors of any length.
+        root = torch.linalg.cholesky_ex(torch.addcmul(gram, squares, eye, value=RIDGE))[0]
         inverse: Tensor = torch.linalg.solve_triangular(root, eye.expand_as(root), upper=False)
-        return inverse * sizes
+        return inverse
+    sizes = squares.rsqrt()
+    gram = torch.addcmul(RIDGE * eye, gram, sizes * sizes.mT)
     known = eye[:0].expand(len(gram), 0, len(eye))
     for row in eye.split(1):
         image = row @ gram
@@ -132,8 +134,10 @@ def surplus(H: Tensor, eye: Tensor) -> Tensor:
         sign = torch.baddbmm(sign, sign, higher, beta=a)
     above = torch.baddbmm(E, E, sign, beta=0.5, alpha=0.5)
     # `2 + 1.5 x - x^2 / 8`, between 2 and 4: `(6 - y) 2 / 17` is the best linear start.
-    divisor = torch.baddbmm(above + 4 / 3 * eye, above, above, beta=1.5, alpha=-0.125)
-    inverse = 12 / 17 * eye - 2 / 17 * divisor
+    divisor = torch.baddbmm(
+        torch.add(above, eye, alpha=4 / 3), above, above, beta=1.5, alpha=-0.125
+    )
+    inverse = torch.sub(12 / 17 * eye, divisor, alpha=2 / 17)
     for _ in range(2):
         inverse = torch.baddbmm(inverse, inverse @ divisor, inverse, beta=2, alpha=-1)
     # What is above by less than rounding errors is not above.
