@@ -102,8 +102,8 @@ class Cuts(Kind):
         top = values[:, 0].clamp_min(TINY)
         grown = top / last - 1
         most = limit(grown, TUNING.far if far else 1 + TUNING.most) / top
-        scale = torch.minimum(1 / values[:, -1].clamp_min(TINY), most).clamp(max=1.0)
-        inverse = (1 / values).masked_fill(values <= SMALLEST, 0)
+        scale = torch.minimum(values[:, -1].clamp_min(TINY).reciprocal(), most).clamp(max=1.0)
+        inverse = values.reciprocal().masked_fill(values <= SMALLEST, 0)
         Q = products * (inverse[:, :, None] * inverse[:, None])
         excess = torch.addcmul(-target[:, None], values, scale[:, None])
         factors = multipliers(Q, excess, self._eye, TUNING.rounds)

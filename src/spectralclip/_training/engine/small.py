@@ -106,7 +106,7 @@ def multipliers(Q: Tensor, excess: Tensor, eye: Tensor, rounds: int) -> Tensor:
     Minimizes `x Q x / 2 - excess x` over `x >= 0`, by FISTA: a fixed number of products, and no
     solve, since cuts may be nearly the same.
     """
-    step = 1 / Q.abs().sum(-1).amax(-1, keepdim=True).clamp_min(TINY)
+    step = Q.abs().sum(-1).amax(-1, keepdim=True).clamp_min(TINY).reciprocal()
     keep = torch.addcmul(eye, step[..., None], Q, value=-1)
     push = (step * excess)[..., None]
     x = y = push.relu()

@@ -6,6 +6,7 @@ that it runs on the meta device, compiles as one graph, and never makes a host w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import final
 
@@ -92,9 +93,9 @@ class Stage:
     def _look(self) -> Tensor:
         """Refresh all vectors; the weights in units of their bounds over what was taken of them."""
         peak = joined([group.read() for group in self.groups])
-        is_lost = torch.logical_not(torch.isfinite(peak), out=self.is_lost)
+        is_lost = torch.logical_not(peak < math.inf, out=self.is_lost)
         share = (peak / (TAMED * self.bounds)).clamp_min(1.0).masked_fill(is_lost, 1)
-        unit = (1 / (share * self.bounds)).masked_fill(is_lost, 0)
+        unit = torch.reciprocal(share * self.bounds).masked_fill(is_lost, 0)
         for group, own in zip(self.groups, self.slices, strict=True):
             group.normalize(unit[own], self.bounds[own])
         for kind in self._kinds:
