@@ -107,7 +107,7 @@ class Cuts(Kind):
         Q = products * (inverse[:, :, None] * inverse[:, None])
         excess = torch.addcmul(-target[:, None], values, scale[:, None])
         factors = multipliers(Q, excess, self._eye, TUNING.rounds)
-        return Found(scale, top * scale, grown, factors.amax(1) > 0, factors * inverse)
+        return Found(scale, top * scale, grown, factors.amax(1) > 0, -factors * inverse)
 
 
 def limit(grown: Tensor, most: float) -> Tensor:

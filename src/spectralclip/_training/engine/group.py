@@ -21,8 +21,8 @@ class Move:
     Attributes:
         scale: What kernels are multiplied with before they are cut; one for those that stay as
             they are, bit for bit.
-        cuts: Times the bound, how far to go along each cut; of matrices what is above within a
-            block; of batch norms the bound itself. Zeros for those that stay as they are.
+        cuts: Times the bound, how much of each cut to add, which is never above zero; of matrices
+            what to add within a block; of batch norms the bound itself. Zeros for those that stay.
     """
 
     scale: Tensor
@@ -167,6 +167,17 @@ def largest(kernels: Tensor) -> Tensor:
 def finite(tensor: Tensor) -> Tensor:
     """With zeros for what is not; an eighth of the time that a mask by kernel takes on a CPU."""
     return torch.nan_to_num(tensor, 0.0, 0.0, 0.0)
+
+
+def changed(stored: Tensor, scale: Tensor, change: Tensor) -> Tensor:
+    """Kernels times a number each, and with a change, which may be stored in another order."""
+    times = broadcast(scale, stored)
+    return torch.addcmul(change, stored, times, out=contiguous_place(stored)).contiguous()
+
+
+def contiguous_place(like: Tensor) -> Tensor | None:
+    """Where to write what would be stored in another order; compilers do not care for places."""
+    return None if torch.compiler.is_compiling() else like.new_empty(like.shape)
 
 
 def broadcast(values: Tensor, like: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from spectralclip._training.engine.group import (
     Kind,
     Move,
     broadcast,
+    changed,
     finite,
     joined,
     largest,
@@ -49,12 +50,12 @@ class Matrices(Group):
 
     def read(self) -> Tensor:
         stack = stacked(self.parameters()[0])
-        stack = stack.reshape(self.count, -1, stack[0, 0].numel())
-        self._stored = stack.mT if self._is_tall else stack
+        self._stored = stack = stack.reshape(self.count, -1, stack[0, 0].numel())
         return largest(stack)
 
     def normalize(self, unit: Tensor, bound: Tensor) -> None:
-        self._weights = finite(self._stored).mul_(broadcast(unit, self._stored))
+        weights = finite(self._stored).mul_(broadcast(unit, self._stored))
+        self._weights = weights.mT if self._is_tall else weights
 
     def send(self) -> Tensor:
         """A power step; the Gram matrix of what it leaves, as large as a block."""
@@ -77,11 +78,9 @@ class Matrices(Group):
     def moved(self, move: Move) -> list[Tensor]:
         known = self.state["vectors"]
         k = known.shape[1]
-        above = torch.bmm(move.cuts[:, :k, :k], self._images)
-        new = self._stored * broadcast(move.scale, self._stored)
-        new.baddbmm_(known.mT, above, alpha=-1)
-        # As weights are stored: what differs in its order is copied one by one.
-        new = new.mT.contiguous() if self._is_tall else new
+        change = torch.bmm(known.mT, torch.bmm(move.cuts[:, :k, :k], self._images))
+        change = change.mT if self._is_tall else change
+        new = changed(self._stored, move.scale, change)
         return [new.view(len(self.names), *self._layers[0].weight.shape)]
 
 
@@ -130,5 +129,5 @@ class Blocks(Kind):
         above = surplus(self._grams * (scale / target).square()[:, None, None], self._eye)
         # What is clipped exactly leaves nothing unseen.
         is_above = torch.linalg.vector_norm(above, dim=(1, 2)) > 0
-        cuts = above * scale[:, None, None]
+        cuts = above * -scale[:, None, None]
         return Found(scale, top * scale, torch.zeros_like(top), is_above, cuts)

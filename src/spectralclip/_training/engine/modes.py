@@ -14,7 +14,8 @@ from spectralclip._training.engine.frequencies import Frequencies, Taps
 from spectralclip._training.engine.group import (
     Group,
     Move,
-    broadcast,
+    changed,
+    contiguous_place,
     finite,
     joined,
     largest,
@@ -60,15 +61,13 @@ class Modes(Group):
             "vectors": planes.to(like).contiguous(),
             "frequencies": frequencies.centers.to(like).repeat(self.count, 1, 1),
         }
-        self._shape = (self.count, rows, len(taps.steps), columns)
+        self._shape = (self.count, rows, columns, len(taps.steps))
 
     def parameters(self) -> list[list[Tensor]]:
         return [[layer.moving for layer in self._layers]]
 
     def read(self) -> Tensor:
-        # By tap: what is folded over taps needs no permutation then.
-        by_tap = [layer.weight.flatten(2).transpose(1, 2) for layer in self._layers]
-        stack = stacked(by_tap).contiguous().view(self._shape)
+        stack = stacked([layer.weight for layer in self._layers]).reshape(self._shape)
         self._stored, scales = stack, stacked_scales(self._layers)
         if scales is None:
             self._rows = None
@@ -81,7 +80,10 @@ class Modes(Group):
         self._unit = factors = unit[:, None]
         if self._rows is not None:
             factors = factors * self._rows
-        self._weights = finite(self._stored).mul_(factors[..., None, None])
+        # By tap: what is folded over taps needs no permutation then.
+        by_tap = finite(self._stored).transpose(2, 3)
+        weights = torch.mul(by_tap, factors[..., None, None], out=contiguous_place(by_tap))
+        self._weights = weights.contiguous()
 
     def look(self, table: Tensor) -> tuple[Tensor, Tensor]:
         """As `Follower.look`, with the phases `(kernels, F, k, rows of remainders, taps)`."""
@@ -109,7 +111,7 @@ class Modes(Group):
 
     @property
     def _columns(self) -> int:
-        return self._shape[3]
+        return self._shape[2]
 
     def keep(self, mix: Tensor) -> None:
         """Go on with the leading vectors of the space that was looked at."""
@@ -156,12 +158,11 @@ class Modes(Group):
         shape = (len(self.names), *self._layers[0].moving.shape)
         if self._moves_factor:
             along = torch.bmm((move.cuts / self._size)[:, None], self._gradients)[:, 0]
-            return [(self._factors() * move.scale[:, None] - along).reshape(shape)]
+            return [changed(self._factors(), move.scale, along).reshape(shape)]
         cuts = move.cuts if self._rows is None else move.cuts / self._top[:, None]
         left = (self._left.unflatten(1, (-1, 2)) * cuts[..., None, None]).flatten(1, 2)
-        new = self._stored * broadcast(move.scale, self._stored)
-        new.flatten(2).baddbmm_(left.mT, self._right, alpha=-1)
-        return [new.view(self._shape).transpose(2, 3).contiguous().view(shape)]
+        by_tap = torch.bmm(left.mT, self._right).view_as(self._weights)
+        return [changed(self._stored, move.scale, by_tap.transpose(2, 3)).view(shape)]
 
     @property
     def _moves_factor(self) -> bool:
