@@ -30,7 +30,7 @@ class Factors(Group):
         stack = stacked(self.parameters()[0])
         scales = (stack * torch.rsqrt(variances + self._norms[0].eps)).abs()
         self._stored, self._scales = stack, finite(scales)
-        return scales.amax(1)
+        return scales
 
     def normalize(self, unit: Tensor, bound: Tensor) -> None:
         self.peaks = self._scales.amax(1) * unit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -50,7 +50,7 @@ class Group(ABC):
 
     @abstractmethod
     def read(self) -> Tensor:
-        """Take in the weights as they are; the largest entry of each kernel as it acts."""
+        """Take in the weights as they are; the entries of each kernel as it acts."""
 
     @abstractmethod
     def normalize(self, unit: Tensor, bound: Tensor) -> None:
@@ -159,9 +159,10 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
     return together.float() if together.dtype in HALF_PRECISION else together
 
 
-def largest(kernels: Tensor) -> Tensor:
+def largest(kernels: Iterable[Tensor]) -> Tensor:
     """The largest entry of each, or what is not finite; a tenth of a maximum norm's time."""
-    return kernels.abs().flatten(1).amax(1)
+    sizes = torch._foreach_abs(list(kernels))
+    return torch.stack(torch.ops.aten._foreach_max(sizes))
 
 
 def finite(tensor: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ from spectralclip._training.engine.group import (
     changed,
     finite,
     joined,
-    largest,
     stacked,
 )
 from spectralclip._training.engine.small import TINY, surplus, unit_matrix, whitening
@@ -50,8 +49,8 @@ class Matrices(Group):
 
     def read(self) -> Tensor:
         stack = stacked(self.parameters()[0])
-        self._stored = stack = stack.reshape(self.count, -1, stack[0, 0].numel())
-        return largest(stack)
+        self._stored = stack.reshape(self.count, -1, stack[0, 0].numel())
+        return self._stored
 
     def normalize(self, unit: Tensor, bound: Tensor) -> None:
         weights = finite(self._stored).mul_(broadcast(unit, self._stored))

@@ -14,6 +14,7 @@ from spectralclip._training.engine.frequencies import Frequencies, Taps
 from spectralclip._training.engine.group import (
     Group,
     Move,
+    broadcast,
     changed,
     contiguous_place,
     finite,
@@ -48,6 +49,7 @@ class Modes(Group):
     ) -> None:
         self.names, self.kernels = tuple(layer.name for layer in layers), layers[0].groups
         self._layers, self.taps, self.frequencies = list(layers), taps, frequencies
+        self._rows: Tensor | None = None
         like = stacked([layers[0].weight])
         rows, columns = like.shape[1] // self.kernels, like.shape[2]
         self.width = k = max(1, min(vectors, rows // 2))
@@ -68,21 +70,18 @@ class Modes(Group):
 
     def read(self) -> Tensor:
         stack = stacked([layer.weight for layer in self._layers]).reshape(self._shape)
-        self._stored, scales = stack, stacked_scales(self._layers)
-        if scales is None:
-            self._rows = None
-            return largest(stack)
-        scales = scales.to(stack).reshape(self.count, -1)
-        self._rows = finite(scales)
-        return largest(stack) * largest(scales)
+        self._stored, self._acting, scales = stack, stack, stacked_scales(self._layers)
+        if scales is not None:
+            self._rows = scales.to(stack).reshape(self.count, -1)
+            self._acting = stack * self._rows[..., None, None]
+        return self._acting
 
     def normalize(self, unit: Tensor, bound: Tensor) -> None:
-        self._unit = factors = unit[:, None]
-        if self._rows is not None:
-            factors = factors * self._rows
+        self._unit = unit[:, None]
         # By tap: what is folded over taps needs no permutation then.
-        by_tap = finite(self._stored).transpose(2, 3)
-        weights = torch.mul(by_tap, factors[..., None, None], out=contiguous_place(by_tap))
+        by_tap = finite(self._acting).transpose(2, 3)
+        times = broadcast(unit, by_tap)
+        weights = torch.mul(by_tap, times, out=contiguous_place(by_tap))
         self._weights = weights.contiguous()
 
     def look(self, table: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,8 +147,9 @@ class Modes(Group):
         self._right = right.view(B, 2 * n, -1)
         if self._rows is not None:
             # In units in which the largest factor of a row is one.
-            self._top = self._rows.abs().amax(1).clamp_min(TINY)
-            left = left * (self._rows / self._top[:, None])[:, None, None]
+            rows = finite(self._rows)
+            self._top = largest(rows).clamp_min(TINY)
+            left = left * (rows / self._top[:, None])[:, None, None]
         self._left = left.flatten(1, 2)
         products = torch.bmm(self._left, self._left.mT) * torch.bmm(self._right, self._right.mT)
         return products.view(B, n, 2, n, 2).sum((2, 4))

@@ -13,7 +13,15 @@ from typing import final
 import torch
 from torch import Tensor
 
-from spectralclip._training.engine.group import Group, Kind, Move, broadcast, joined, slices
+from spectralclip._training.engine.group import (
+    Group,
+    Kind,
+    Move,
+    broadcast,
+    joined,
+    largest,
+    slices,
+)
 from spectralclip._training.engine.small import TINY
 from spectralclip._training.engine.tuning import TUNING
 
@@ -92,7 +100,7 @@ class Stage:
 
     def _look(self) -> Tensor:
         """Refresh all vectors; the weights in units of their bounds over what was taken of them."""
-        peak = joined([group.read() for group in self.groups])
+        peak = largest(kernel for group in self.groups for kernel in group.read())
         is_lost = torch.logical_not(peak < math.inf, out=self.is_lost)
         share = (peak / (TAMED * self.bounds)).clamp_min(1.0).masked_fill(is_lost, 1)
         unit = torch.reciprocal(share * self.bounds).masked_fill(is_lost, 0)

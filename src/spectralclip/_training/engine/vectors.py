@@ -17,7 +17,7 @@ from torch.func import grad, vjp, vmap
 from spectralclip._common import Shape
 from spectralclip._operators import AffineFunction
 from spectralclip._training.engine.cuts import Follower, of_unit_size
-from spectralclip._training.engine.group import Group, Move, changed, finite, largest
+from spectralclip._training.engine.group import Group, Move, changed, finite
 from spectralclip._training.engine.small import TINY
 
 WINDOWS = 12  # along a side, in which vectors that cling to a border are seen in full
@@ -74,13 +74,13 @@ class Vectors(Group, Follower):
             name: value.to(dtype) if value.is_floating_point() else value
             for name, value in values.items()
         }
-        peak = largest(self._apply(self.state["vectors"][:, :1]))
+        image = self._apply(self.state["vectors"][:, :1])
         self._stored = self._flat([self._values[name] for name in self._moving])
         self._values = {
             name: finite(value) if value.is_floating_point() else value
             for name, value in self._values.items()
         }
-        return peak
+        return image
 
     def normalize(self, unit: Tensor, bound: Tensor) -> None:
         self._bound = bound[:, None]
