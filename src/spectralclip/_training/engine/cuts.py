@@ -62,6 +62,9 @@ class Cuts(Kind):
         by_products: Without factorizations, for devices that have none.
     """
 
+    near = 1 + TUNING.most
+    lags = True
+
     def __init__(self, followers: Sequence[Follower], by_products: bool) -> None:
         self._followers = sorted(followers, key=lambda one: one.width)
         self.groups = [group for one in self._followers for group in one.groups]
@@ -73,9 +76,10 @@ class Cuts(Kind):
             for width in sorted({one.width for one in followers})
         }
         self._eye = unit_matrix(TUNING.cuts, like)
+        self.is_partial = torch.cat([like.new_ones(group.count) for group in self.groups])
 
     def look(self) -> None:
-        self._values = []
+        chosen = []
         for width, (turns, eye) in self._tables.items():
             own = [one for one in self._followers if one.width == width]
             grams = [one.look() for one in own]
@@ -85,39 +89,26 @@ class Cuts(Kind):
             for one, part, found in zip(own, mix.split(sizes), values.split(sizes), strict=True):
                 one.keep(part)
                 count = sum(group.count for group in one.groups)
-                self._values.append(found.reshape(count, -1))
+                chosen.append(_largest(found.reshape(count, -1)))
+        self._values = joined([values for values, _ in chosen])
+        self._chosen = chosen
 
     def norms(self) -> Tensor:
-        return joined([values.amax(1) for values in self._values])
+        return self._values[:, 0]
 
-    def find(self, target: Tensor, last: Tensor, far: bool) -> Found:
+    def find(self, target: Tensor, most: Tensor) -> Found:
         """The nearest point at which none of the leading values is above its target.
 
         Where more values are above the bound than there are cuts, the layer is scaled first.
         """
-        chosen = [_largest(values) for values in self._values]
-        pairs = zip(self._followers, chosen, strict=True)
+        pairs, values = zip(self._followers, self._chosen, strict=True), self._values
         products = joined([one.cuts(places, own) for one, (own, places) in pairs])
-        values = joined([own for own, _ in chosen])
-        top = values[:, 0].clamp_min(TINY)
-        grown = top / last - 1
-        most = limit(grown, TUNING.far if far else 1 + TUNING.most) / top
-        scale = torch.minimum(values[:, -1].clamp_min(TINY).reciprocal(), most).clamp(max=1.0)
+        scale = torch.minimum(values[:, -1].clamp_min(TINY).reciprocal(), most)
         inverse = values.reciprocal().masked_fill(values <= SMALLEST, 0)
         Q = products * (inverse[:, :, None] * inverse[:, None])
         excess = torch.addcmul(-target[:, None], values, scale[:, None])
         factors = multipliers(Q, excess, self._eye, TUNING.rounds)
-        return Found(scale, top * scale, grown, factors.amax(1) > 0, -factors * inverse)
-
-
-def limit(grown: Tensor, most: float) -> Tensor:
-    """Times the bound, what is scaled down before it is cut.
-
-    Of weights that have been replaced, one look does not show all. Of norms that grow by up to an
-    eighth in a step it shows all but a few percent, of those that grow by a third it does not.
-    """
-    replaced = torch.maximum(grown, 5 * grown - 0.5).clamp(0.0, 1.0)
-    return most - (most - 1 + TUNING.unseen) * replaced
+        return Found(scale, factors.amax(1) > 0, -factors * inverse)
 
 
 def of_unit_size(gradients: Tensor) -> tuple[Tensor, Tensor]:

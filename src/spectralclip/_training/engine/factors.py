@@ -47,6 +47,8 @@ class Clamps(Kind):
 
     def __init__(self, groups: Sequence[Factors]) -> None:
         self.groups: Sequence[Factors] = list(groups)
+        like = groups[0].parameters()[0][0]
+        self.is_partial = torch.zeros(sum(g.count for g in groups), device=like.device)
 
     def look(self) -> None:
         """All is known."""
@@ -54,7 +56,7 @@ class Clamps(Kind):
     def norms(self) -> Tensor:
         return joined([group.peaks for group in self.groups])
 
-    def find(self, target: Tensor, last: Tensor, far: bool) -> Found:
+    def find(self, target: Tensor, most: Tensor) -> Found:
         norms = self.norms()
         ones = torch.ones_like(norms)
-        return Found(ones, norms, 0 * ones, norms > 1, ones)
+        return Found(ones, norms > 1, ones)

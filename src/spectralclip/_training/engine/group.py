@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._operators import HALF_PRECISION
+from spectralclip._training.engine.tuning import TUNING
 
 
 @final
@@ -84,15 +85,11 @@ class Found:
 
     Attributes:
         scale: What to multiply them with before they are cut.
-        norm: After that.
-        grown: By which share the norm has grown since the last step; zero for what is seen whole.
         is_above: Where there is something to cut.
         cuts: As `Move` has them, in units of the bound.
     """
 
     scale: Tensor
-    norm: Tensor
-    grown: Tensor
     is_above: Tensor
     cuts: Tensor
 
@@ -103,10 +100,16 @@ class Kind(ABC):
     Attributes:
         groups: The kernels of all stand one behind another in each tensor.
         rounds: How often to step after each step of the optimizer.
+        near: Times the bound: what is further above is scaled before it is cut.
+        lags: Whether what grows has grown further than is seen.
+        is_partial: Kernels of which one look does not show all, if they have been replaced.
     """
 
     groups: Sequence[Group]
     rounds: int = 1
+    near: float = TUNING.far
+    lags: bool = False
+    is_partial: Tensor
 
     @abstractmethod
     def look(self) -> None:
@@ -121,13 +124,12 @@ class Kind(ABC):
         return self.norms()
 
     @abstractmethod
-    def find(self, target: Tensor, last: Tensor, far: bool) -> Found:
+    def find(self, target: Tensor, most: Tensor) -> Found:
         """What to do to bring all kernels to their targets.
 
         Args:
             target: In units of the bound.
-            last: The norm after the last step.
-            far: Cut even what is far above its bound, which takes more than one step.
+            most: What to multiply them with at most, which is never above one.
         """
 
     def moved(self, move: Move) -> list[Tensor]:

@@ -11,7 +11,6 @@ from torch.nn.functional import pad
 
 from spectralclip._linalg import decomposable
 from spectralclip._training.engine.constrained_layer import ConstrainedLayer
-from spectralclip._training.engine.cuts import limit
 from spectralclip._training.engine.group import (
     Found,
     Group,
@@ -95,7 +94,7 @@ class Blocks(Kind):
         self._by_products = by_products
         vectors = [group.state["vectors"] for group in groups]
         self._eye = unit_matrix(TUNING.block, vectors[0])
-        self._is_partial = torch.cat(
+        self.is_partial = torch.cat(
             [v.new_full((len(v),), v.shape[1] < v.shape[2]) for v in vectors]
         )
 
@@ -119,14 +118,8 @@ class Blocks(Kind):
         squares: Tensor = torch.linalg.eigvalsh(decomposable(self._grams))[:, -1]
         return squares.clamp_min(0).sqrt().to(self._grams)
 
-    def find(self, target: Tensor, last: Tensor, far: bool) -> Found:
+    def find(self, target: Tensor, most: Tensor) -> Found:
         """What is above the target within the blocks."""
-        top = self.norms().clamp_min(TINY)
-        # What fits into the block is seen whole, whatever it has grown by.
-        grown = (top / last - 1) * self._is_partial
-        scale = (limit(grown, TUNING.far) / top).clamp(max=1.0)
-        above = surplus(self._grams * (scale / target).square()[:, None, None], self._eye)
-        # What is clipped exactly leaves nothing unseen.
+        above = surplus(self._grams * (most / target).square()[:, None, None], self._eye)
         is_above = torch.linalg.vector_norm(above, dim=(1, 2)) > 0
-        cuts = above * -scale[:, None, None]
-        return Found(scale, top * scale, torch.zeros_like(top), is_above, cuts)
+        return Found(most, is_above, above * -most[:, None, None])
