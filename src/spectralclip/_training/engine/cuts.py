@@ -37,11 +37,11 @@ class Follower(ABC):
     rounds: int = 1
 
     @abstractmethod
-    def look(self) -> tuple[Tensor, Tensor]:
+    def look(self) -> list[tuple[Tensor, Tensor]]:
         """Send the known vectors through the layers and back, and what comes back once more.
 
         Returns:
-            Gram matrices of the planes of both together, and of their images.
+            By group, Gram matrices of the planes of both together, and of their images.
         """
 
     @abstractmethod
@@ -83,9 +83,10 @@ class Cuts(Kind):
         for width, (turns, eye) in self._tables.items():
             own = [one for one in self._followers if one.width == width]
             grams = [one.look() for one in own]
-            sizes = [len(basis) for basis, _ in grams]
-            bases, images = (joined(parts) for parts in zip(*grams, strict=True))
-            mix, values = leading(bases, images, turns, eye, by_products=self._by_products)
+            sizes = [sum(len(basis) for basis, _ in pairs) for pairs in grams]
+            bases, images = zip(*(pair for pairs in grams for pair in pairs), strict=True)
+            planes = torch.cat(bases + images).unflatten(0, (2, -1))
+            mix, values = leading(planes, turns, eye, by_products=self._by_products)
             for one, part, found in zip(own, mix.split(sizes), values.split(sizes), strict=True):
                 one.keep(part)
                 count = sum(group.count for group in one.groups)

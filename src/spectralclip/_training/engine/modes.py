@@ -85,7 +85,7 @@ class Modes(Group):
         self._weights = weights.contiguous()
 
     def look(self, table: Tensor) -> tuple[Tensor, Tensor]:
-        """As `Follower.look`, with the phases `(kernels, F, k, rows of remainders, taps)`."""
+        """Its part of `Follower.look`, with phases `(kernels, F, k, rows of remainders, taps)`."""
         W, self._table = self._weights.flatten(2), table.flatten(0, 2)
         known = self.state["vectors"].flatten(0, 1)
         images, self._first = self._pull(known)
@@ -198,7 +198,7 @@ class Torus(Follower):
         self._least, self._most = (centers - reach).to(self._at), (centers + reach).to(self._at)
         self._climbs = any(frequencies.reach)
 
-    def look(self) -> tuple[Tensor, Tensor]:
+    def look(self) -> list[tuple[Tensor, Tensor]]:
         angles = self._at @ self._steps.T
         table = torch.cos(angles[:, :, None] + self._phases) * self._places
         self._table = table[:, :, None].expand(-1, -1, self.width, -1, -1).contiguous()
@@ -206,8 +206,7 @@ class Torus(Follower):
         found = [group.look(self._table[own]) for group, own in pairs]
         if self._climbs:
             self._climb(table.flatten(0, 1), joined([group.slopes() for group in self.groups]))
-        bases, images = zip(*found, strict=True)
-        return joined(bases), joined(images)
+        return found
 
     def keep(self, mix: Tensor) -> None:
         sizes = [self._at.shape[1] * group.count for group in self.groups]

@@ -34,7 +34,7 @@ def as_complex(planes: Tensor, turns: Tensor) -> Tensor:
 
 
 def leading(
-    basis: Tensor, images: Tensor, turns: Tensor, eye: Tensor, *, by_products: bool = False
+    planes: Tensor, turns: Tensor, eye: Tensor, *, by_products: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The vectors of a small space that a map makes longest, and how long.
 
@@ -42,9 +42,8 @@ def leading(
     With fourth powers: higher ones would lose the smaller values in rounding errors.
 
     Args:
-        basis: `(N, 4 k, 4 k)`, Gram matrices of the planes of 2 k vectors. The first k are nearly
-            orthonormal, the others of any length.
-        images: The same of what the map makes of them.
+        planes: `(2, N, 4 k, 4 k)`, Gram matrices of the planes of 2 k vectors, and of what the map
+            makes of them. The first k are nearly orthonormal, the others of any length.
         turns: Of 2 k vectors.
         eye: As large.
         by_products: As for `inverse_root`.
@@ -53,7 +52,7 @@ def leading(
         What mixes planes into those of k vectors, `(N, 2 k, 4 k)`, and their values, `(N, k)`.
     """
     kept = len(eye) // 2
-    basis, images = as_complex(basis, turns), as_complex(images, turns)
+    basis, images = as_complex(planes.flatten(0, 1), turns).view_as(planes)
     apart = whitening(basis, eye, by_products)
     whitened = apart @ images @ apart.mT
     power = whitened / torch.linalg.vector_norm(whitened, dim=(1, 2), keepdim=True).clamp_min(TINY)

@@ -63,9 +63,7 @@ class Stage:
         self._most = max(TUNING.most, headroom)
         self._lags = joined([kind.is_partial * kind.lags for kind in kinds])
         is_partial = joined([kind.is_partial for kind in kinds])
-        near = joined(
-            [like.new_full((n,), k.near) for k, n in zip(kinds, self._sizes, strict=True)]
-        )
+        near = joined([kind.near + 0 * kind.is_partial for kind in kinds])
         # By whether what is far above is cut: the limit, and how much lower it may be.
         self._limits = [
             (most, (most - 1 + TUNING.unseen) * is_partial) for most in (near, like + TUNING.far)

@@ -88,7 +88,7 @@ class Vectors(Group, Follower):
         moving = self._split(finite(self._stored) * unit[:, None] ** (1 / self.degree))
         self._values |= dict(zip(self._moving, moving, strict=True))
 
-    def look(self) -> tuple[Tensor, Tensor]:
+    def look(self) -> list[tuple[Tensor, Tensor]]:
         known = self.state["vectors"]
         images = self._apply(known)
         back = self._adjoint(images)
@@ -97,7 +97,7 @@ class Vectors(Group, Follower):
         self._basis = torch.cat((known, back), 1)
         self._images = torch.cat((images, self._apply(back)), 1)
         basis, images = (_planes(t @ t.mT) for t in (self._basis, self._images))
-        return basis, images
+        return [(basis, images)]
 
     def keep(self, mix: Tensor) -> None:
         mix = mix[:, ::2, ::2]  # all is real
