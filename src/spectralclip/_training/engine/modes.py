@@ -117,8 +117,10 @@ class Modes(Group):
         torch.bmm(mix, self._basis, out=self.state["vectors"].flatten(0, 1))
         self._images = torch.bmm(mix, self._images)
 
-    def cuts(self, places: Tensor, values: Tensor, table: Tensor) -> Tensor:
+    def cuts(self, places: Tensor, values: Tensor, table: Tensor) -> tuple[Tensor, ...]:
         """Take some of the values for cuts; products of their gradients, each times its value.
+
+        Those of a weight are given by their factors, plane by plane: products on either side.
 
         Args:
             places: `(kernels, cuts)`, of frequencies and vectors.
@@ -140,7 +142,7 @@ class Modes(Group):
             gradients = (shares / factors).masked_fill(factors == 0, 0)
             self._gradients, size = of_unit_size(gradients)
             self._size = size / (top * self._unit)
-            return torch.bmm(self._gradients, self._gradients.mT)
+            return (torch.bmm(self._gradients, self._gradients.mT),)
         found = images.gather(1, at.expand(-1, -1, 2, images.shape[3]))
         flat = table.flatten(0, 1)
         right = torch.bmm(flat.mT, found.view(B * n, flat.shape[1], -1))
@@ -151,8 +153,8 @@ class Modes(Group):
             self._top = largest(rows).clamp_min(TINY)
             left = left * (rows / self._top[:, None])[:, None, None]
         self._left = left.flatten(1, 2)
-        products = torch.bmm(self._left, self._left.mT) * torch.bmm(self._right, self._right.mT)
-        return products.view(B, n, 2, n, 2).sum((2, 4))
+        left, right = (torch.bmm(t, t.mT) for t in (self._left, self._right))
+        return left, right
 
     def moved(self, move: Move) -> list[Tensor]:
         shape = (len(self.names), *self._layers[0].moving.shape)
@@ -217,7 +219,11 @@ class Torus(Follower):
         tables = self._table.flatten(1, 2)
         table = tables.gather(1, places[..., None, None].expand(-1, -1, *tables.shape[2:]))
         pairs = zip(self.groups, self._slices, strict=True)
-        return joined([g.cuts(places[own], values[own], table[own]) for g, own in pairs])
+        found = [g.cuts(places[own], values[own], table[own]) for g, own in pairs]
+        # All together, but where weights move in some groups, and factors of batch norms in others.
+        if len({len(own) for own in found}) == 1:
+            found = [tuple(joined(parts) for parts in zip(*found, strict=True))]
+        return joined([_products(*own) for own in found])
 
     def _climb(self, table: Tensor, products: Tensor) -> None:
         """Move frequencies along the slope of their first value, within their cells.
@@ -233,6 +239,14 @@ class Torus(Follower):
         size = (read * table).sum((1, 2)).clamp_min(TINY)
         moved = torch.addcdiv(self._at.flatten(0, 1), slopes, size[:, None]).view_as(self._at)
         torch.clamp(moved, self._least, self._most, out=self._at)
+
+
+def _products(left: Tensor, right: Tensor | None = None) -> Tensor:
+    """Of gradients, from what `Modes.cuts` gives of them."""
+    if right is None:
+        return left
+    n = left.shape[1] // 2
+    return (left * right).view(-1, n, 2, n, 2).sum((2, 4))
 
 
 def modes_key(taps: Taps, frequencies: Frequencies) -> str:
