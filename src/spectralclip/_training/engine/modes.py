@@ -84,33 +84,35 @@ class Modes(Group):
         weights = torch.mul(by_tap, times, out=contiguous_place(by_tap))
         self._weights = weights.contiguous()
 
-    def look(self, table: Tensor) -> tuple[Tensor, Tensor]:
-        """Its part of `Follower.look`, with phases `(kernels, F, k, rows of remainders, taps)`."""
-        W, self._table = self._weights.flatten(2), table.flatten(0, 2)
-        known = self.state["vectors"].flatten(0, 1)
-        images, self._first = self._pull(known)
-        reads = torch.bmm(self._table.mT, images.view(len(self._table), -1, self._columns))
+    def look(self, table: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """Its part of `Follower.look`.
+
+        Args:
+            table: Of phases, `(kernels, F, k, rows, taps)`.
+            rows: How many of these are for images; those of their slopes follow.
+        """
+        W, known = self._weights.flatten(2), self.state["vectors"].flatten(0, 1)
+        table, plain = table.flatten(0, 2), table.flatten(0, 2)[:, :rows]
+        pulled = self._pull(known, table)
+        self._first = pulled.view(len(known), self.width, -1, rows * pulled.shape[2])[:, 0]
+        images = pulled[:, :rows]
+        reads = torch.bmm(plain.mT, images)
         back = torch.bmm(reads.view(len(W), -1, W.shape[2]), W.mT).view_as(known)
         self._basis = torch.cat((known, back), 1)
-        self._images = torch.cat((images, self._pull(back)[0]), 1)
+        both = [t.unflatten(0, (-1, self.width)) for t in (images, self._pull(back, plain))]
+        self._images = torch.cat(both, 1).view(len(known), 4 * self.width, -1)
         basis, images = (torch.bmm(t, t.mT) for t in (self._basis, self._images))
         return basis, images
 
     def slopes(self) -> Tensor:
-        """Products of what the taps read of the first vector at each frequency."""
-        return torch.bmm(self._first, self._first.mT)
+        """Products of the first image at each frequency with itself, and with its slopes."""
+        return torch.bmm(self._first[:, :1], self._first.mT)
 
-    def _pull(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """`sum_t e^{-i w q_t} z_t` over the taps of each remainder, and the first vector's z."""
-        W, table = self._weights.flatten(2), self._table
+    def _pull(self, vectors: Tensor, table: Tensor) -> Tensor:
+        """`sum_t e^{-i w q_t} z_t` over the taps of each remainder, and what else the table has."""
+        W = self._weights.flatten(2)
         taken = torch.bmm(vectors.reshape(len(W), -1, W.shape[1]), W)
-        taken = taken.view(len(vectors), self.width, table.shape[2], self._columns)
-        folded = torch.bmm(table, taken.flatten(0, 1))
-        return folded.view(len(vectors), 2 * self.width, -1), taken[:, 0]
-
-    @property
-    def _columns(self) -> int:
-        return self._shape[2]
+        return torch.bmm(table, taken.view(len(table), table.shape[2], -1))
 
     def keep(self, mix: Tensor) -> None:
         """Go on with the leading vectors of the space that was looked at."""
@@ -194,20 +196,24 @@ class Torus(Follower):
         self._at = torch.cat([group.state["frequencies"] for group in groups])
         for group, own in zip(groups, self._slices, strict=True):
             group.state["frequencies"] = self._at[own]
-        self._phases, self._places = (t.to(self._at) for t in taps.tables())
-        self._steps = torch.cat((taps.steps, taps.steps)).to(self._at)  # of both planes
+        self._climbs = any(frequencies.reach)
+        self._rows = 2 * taps.remainder_count
+        phases, places = taps.tables()
+        rows = len(phases) if self._climbs else self._rows
+        self._phases, self._places = phases[:rows].to(self._at), places[:rows].to(self._at)
+        self._steps = taps.steps.T.repeat(1, 2 * rows).to(self._at)  # of both planes, in each row
         centers, reach = frequencies.centers, frequencies.centers.new_tensor(frequencies.reach)
         self._least, self._most = (centers - reach).to(self._at), (centers + reach).to(self._at)
-        self._climbs = any(frequencies.reach)
 
     def look(self) -> list[tuple[Tensor, Tensor]]:
-        angles = self._at @ self._steps.T
-        table = torch.cos(angles[:, :, None] + self._phases) * self._places
-        self._table = table[:, :, None].expand(-1, -1, self.width, -1, -1).contiguous()
+        angles = torch.addmm(self._phases.flatten(), self._at.flatten(0, 1), self._steps)
+        table = torch.cos(angles) * self._places.flatten()
+        table = table.view(*self._at.shape[:2], 1, *self._places.shape)
+        self._table = table.expand(-1, -1, self.width, -1, -1).contiguous()
         pairs = zip(self.groups, self._slices, strict=True)
-        found = [group.look(self._table[own]) for group, own in pairs]
+        found = [group.look(self._table[own], self._rows) for group, own in pairs]
         if self._climbs:
-            self._climb(table.flatten(0, 1), joined([group.slopes() for group in self.groups]))
+            self._climb(joined([group.slopes() for group in self.groups]))
         return found
 
     def keep(self, mix: Tensor) -> None:
@@ -216,7 +222,7 @@ class Torus(Follower):
             group.keep(own)
 
     def cuts(self, places: Tensor, values: Tensor) -> Tensor:
-        tables = self._table.flatten(1, 2)
+        tables = self._table.flatten(1, 2)[:, :, : self._rows]
         table = tables.gather(1, places[..., None, None].expand(-1, -1, *tables.shape[2:]))
         pairs = zip(self.groups, self._slices, strict=True)
         found = [g.cuts(places[own], values[own], table[own]) for g, own in pairs]
@@ -225,19 +231,11 @@ class Torus(Follower):
             found = [tuple(joined(parts) for parts in zip(*found, strict=True))]
         return joined([_products(*own) for own in found])
 
-    def _climb(self, table: Tensor, products: Tensor) -> None:
-        """Move frequencies along the slope of their first value, within their cells.
-
-        Args:
-            table: Of the phases.
-            products: Of what the taps read of that vector, of all groups.
-        """
-        read, half = torch.bmm(table, products), table.shape[1] // 2
-        turned = read[:, :half] * table[:, half:]
-        turned = torch.addcmul(turned, read[:, half:], table[:, :half], value=-1)
-        slopes = turned.sum(1) @ self._steps
-        size = (read * table).sum((1, 2)).clamp_min(TINY)
-        moved = torch.addcdiv(self._at.flatten(0, 1), slopes, size[:, None]).view_as(self._at)
+    def _climb(self, products: Tensor) -> None:
+        """Move frequencies along the slope of their first value, within their cells."""
+        products = products.view(*self._at.shape[:2], -1)
+        size, slopes = products[..., :1].clamp_min(TINY), products[..., 1:]
+        moved = torch.addcdiv(self._at, slopes, size)
         torch.clamp(moved, self._least, self._most, out=self._at)
 
 
