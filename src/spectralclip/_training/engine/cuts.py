@@ -113,11 +113,9 @@ class Cuts(Kind):
 
 
 def of_unit_size(gradients: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of each layer over the length of the longest, whose square might overflow."""
-    size = torch.linalg.vector_norm(gradients, ord=torch.inf, dim=(1, 2)).clamp_min(TINY)
-    scaled = gradients / size[:, None, None]
-    length = torch.linalg.vector_norm(scaled, dim=2).amax(1).clamp_min(TINY)
-    return scaled / length[:, None, None], (size * length)[:, None]
+    """Gradients of each layer over the largest entry, whose square might overflow, and that."""
+    size = gradients.abs().amax((1, 2)).clamp_min(TINY)[:, None]
+    return gradients / size[..., None], size
 
 
 def _largest(values: Tensor) -> tuple[Tensor, Tensor]:

@@ -136,14 +136,11 @@ class Modes(Group):
         at = places[..., None, None]
         left = vectors.gather(1, at.expand(-1, -1, 2, vectors.shape[3]))
         if self._moves_factor:
-            factors = finite(self._factors())
-            # In units in which the largest factor is one.
-            top = largest(factors)[:, None].clamp_min(TINY)
-            factors = (factors / top)[:, None]
-            shares = left.square().sum(2) * values.square()[..., None]
-            gradients = (shares / factors).masked_fill(factors == 0, 0)
+            shares = (torch.linalg.vector_norm(left, dim=2) * values[..., None]).square()
+            # What a factor of zero multiplies stays out of it.
+            gradients = finite(shares / self._factors()[:, None])
             self._gradients, size = of_unit_size(gradients)
-            self._size = size / (top * self._unit)
+            self._size = size / self._unit
             return (torch.bmm(self._gradients, self._gradients.mT),)
         found = images.gather(1, at.expand(-1, -1, 2, images.shape[3]))
         flat = table.flatten(0, 1)
