@@ -76,7 +76,6 @@ class Cuts(Kind):
             for width in sorted({one.width for one in followers})
         }
         self._eye = unit_matrix(TUNING.cuts, like)
-        self.is_partial = torch.cat([like.new_ones(group.count) for group in self.groups])
 
     def look(self) -> None:
         chosen = []

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from spectralclip._training.engine.constrained_layer import BatchNorm
-from spectralclip._training.engine.group import Found, Group, Kind, Move, finite, joined, stacked
+from spectralclip._training.engine.group import Found, Group, Kind, finite, joined, stacked
 
 
 @final
 class Factors(Group):
     """Batch norms of equally many channels."""
 
-    kernels = 1
+    kernels, is_seen_whole = 1, True
 
     def __init__(self, norms: Mapping[str, BatchNorm]) -> None:
         self.names, self._norms, self.state = tuple(norms), list(norms.values()), {}
@@ -35,8 +35,8 @@ class Factors(Group):
     def normalize(self, unit: Tensor, bound: Tensor) -> None:
         self.peaks = self._scales.amax(1) * unit
 
-    def moved(self, move: Move) -> list[Tensor]:
-        bound = move.cuts[:, None]
+    def moved(self, scale: Tensor, cuts: Tensor) -> list[Tensor]:
+        bound = cuts[:, None]
         share = (bound / self._scales).clamp(max=1.0)
         return [self._stored * share.masked_fill(bound == 0, 1)]
 
@@ -47,8 +47,6 @@ class Clamps(Kind):
 
     def __init__(self, groups: Sequence[Factors]) -> None:
         self.groups: Sequence[Factors] = list(groups)
-        like = groups[0].parameters()[0][0]
-        self.is_partial = torch.zeros(sum(g.count for g in groups), device=like.device)
 
     def look(self) -> None:
         """All is known."""

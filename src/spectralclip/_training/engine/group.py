@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -14,22 +14,6 @@ from spectralclip._operators import HALF_PRECISION
 from spectralclip._training.engine.tuning import TUNING
 
 
-@final
-@dataclass(frozen=True)
-class Move:
-    """What a step does to some kernels.
-
-    Attributes:
-        scale: What kernels are multiplied with before they are cut; one for those that stay as
-            they are, bit for bit.
-        cuts: Times the bound, how much of each cut to add, which is never above zero; of matrices
-            what to add within a block; of batch norms the bound itself. Zeros for those that stay.
-    """
-
-    scale: Tensor
-    cuts: Tensor
-
-
 class Group(ABC):
     """Equally shaped layers, of one or more kernels each, that move in the same tensor operations.
 
@@ -38,12 +22,14 @@ class Group(ABC):
         kernels: Independent maps that each layer consists of, as the groups of a convolution.
         degree: Of the layer in what moves: it is multiplied with `s^degree` where that is with s.
         state: What is remembered from step to step, each `(kernels of all layers, ...)`.
+        is_seen_whole: Whether one look shows all, even of weights that have been replaced.
     """
 
     names: tuple[str, ...]
     kernels: int
     state: dict[str, Tensor]
     degree: float = 1.0
+    is_seen_whole: bool = False
 
     @abstractmethod
     def parameters(self) -> list[list[Tensor]]:
@@ -64,8 +50,16 @@ class Group(ABC):
         """
 
     @abstractmethod
-    def moved(self, move: Move) -> list[Tensor]:
-        """The parameters after the step, stacked over layers, as `parameters()` lists them."""
+    def moved(self, scale: Tensor, cuts: Tensor) -> list[Tensor]:
+        """The parameters after the step, stacked over layers, as `parameters()` lists them.
+
+        Args:
+            scale: What kernels are multiplied with before they are cut; one for those that stay as
+                they are, bit for bit.
+            cuts: Times the bound, how much of each cut to add, which is never above zero; of
+                matrices what to add within a block; of batch norms the bound itself. Zeros for
+                those that stay as they are.
+        """
 
     def shrink(self, index: int, factor: float) -> None:
         """Scale one of the layers, by the host."""
@@ -86,7 +80,7 @@ class Found:
     Attributes:
         scale: What to multiply them with before they are cut.
         is_above: Where there is something to cut.
-        cuts: As `Move` has them, in units of the bound.
+        cuts: As `moved` takes them, in units of the bound.
     """
 
     scale: Tensor
@@ -102,14 +96,12 @@ class Kind(ABC):
         rounds: How often to step after each step of the optimizer.
         near: Times the bound: what is further above is scaled before it is cut.
         lags: Whether what grows has grown further than is seen.
-        is_partial: Kernels of which one look does not show all, if they have been replaced.
     """
 
     groups: Sequence[Group]
     rounds: int = 1
     near: float = TUNING.far
     lags: bool = False
-    is_partial: Tensor
 
     @abstractmethod
     def look(self) -> None:
@@ -132,11 +124,11 @@ class Kind(ABC):
             most: What to multiply them with at most, which is never above one.
         """
 
-    def moved(self, move: Move) -> list[Tensor]:
+    def moved(self, scale: Tensor, cuts: Tensor) -> list[Tensor]:
         """The parameters of all groups after the step."""
         found = []
         for group, own in zip(self.groups, slices(self.groups), strict=True):
-            found += group.moved(Move(move.scale[own], move.cuts[own]))
+            found += group.moved(scale[own], cuts[own])
         return found
 
 
@@ -161,26 +153,19 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
     return together.float() if together.dtype in HALF_PRECISION else together
 
 
-def largest(kernels: Iterable[Tensor]) -> Tensor:
-    """The largest entry of each, or what is not finite; a tenth of a maximum norm's time."""
-    sizes = torch._foreach_abs(list(kernels))
-    return torch.stack(torch.ops.aten._foreach_max(sizes))
-
-
 def finite(tensor: Tensor) -> Tensor:
     """With zeros for what is not; an eighth of the time that a mask by kernel takes on a CPU."""
     return torch.nan_to_num(tensor, 0.0, 0.0, 0.0)
 
 
-def changed(stored: Tensor, scale: Tensor, change: Tensor) -> Tensor:
-    """Kernels times a number each, and with a change, which may be stored in another order."""
-    times = broadcast(scale, stored)
-    return torch.addcmul(change, stored, times, out=contiguous_place(stored)).contiguous()
-
-
-def contiguous_place(like: Tensor) -> Tensor | None:
-    """Where to write what would be stored in another order; compilers do not care for places."""
-    return None if torch.compiler.is_compiling() else like.new_empty(like.shape)
+def scaled(kernels: Tensor, scale: Tensor, change: Tensor | None = None) -> Tensor:
+    """Kernels times a number each, and with a change; contiguous, whatever the order of those."""
+    times = broadcast(scale, kernels)
+    # A compiler does not care for places.
+    place = None if torch.compiler.is_compiling() else kernels.new_empty(kernels.shape)
+    if change is None:
+        return torch.mul(kernels, times, out=place).contiguous()
+    return torch.addcmul(change, kernels, times, out=place).contiguous()
 
 
 def broadcast(values: Tensor, like: Tensor) -> Tensor:

@@ -11,17 +11,7 @@ from torch.nn.functional import pad
 
 from spectralclip._linalg import decomposable
 from spectralclip._training.engine.constrained_layer import ConstrainedLayer
-from spectralclip._training.engine.group import (
-    Found,
-    Group,
-    Kind,
-    Move,
-    broadcast,
-    changed,
-    finite,
-    joined,
-    stacked,
-)
+from spectralclip._training.engine.group import Found, Group, Kind, finite, joined, scaled, stacked
 from spectralclip._training.engine.small import TINY, surplus, unit_matrix, whitening
 from spectralclip._training.engine.tuning import TUNING
 
@@ -39,6 +29,7 @@ class Matrices(Group):
         rows, columns = like.shape[1] // self.kernels, like[0, 0].numel()
         self._is_tall, side = rows > columns, min(rows, columns)
         self._missing = max(0, TUNING.block - side)
+        self.is_seen_whole = side <= TUNING.block
         shape = (self.kernels, side, min(TUNING.block, side))
         draws = [torch.randn(shape, generator=one.generator(), device="cpu") for one in layers]
         self.state = {"vectors": torch.linalg.qr(torch.cat(draws))[0].mT.contiguous().to(like)}
@@ -52,7 +43,7 @@ class Matrices(Group):
         return self._stored
 
     def normalize(self, unit: Tensor, bound: Tensor) -> None:
-        weights = finite(self._stored).mul_(broadcast(unit, self._stored))
+        weights = finite(self._stored).mul_(unit[:, None, None])
         self._weights = weights.mT if self._is_tall else weights
 
     def send(self) -> Tensor:
@@ -73,12 +64,12 @@ class Matrices(Group):
     def _padded(self, gram: Tensor) -> Tensor:
         return pad(gram, (0, self._missing, 0, self._missing)) if self._missing else gram
 
-    def moved(self, move: Move) -> list[Tensor]:
+    def moved(self, scale: Tensor, cuts: Tensor) -> list[Tensor]:
         known = self.state["vectors"]
         k = known.shape[1]
-        change = torch.bmm(known.mT, torch.bmm(move.cuts[:, :k, :k], self._images))
+        change = torch.bmm(known.mT, torch.bmm(cuts[:, :k, :k], self._images))
         change = change.mT if self._is_tall else change
-        new = changed(self._stored, move.scale, change)
+        new = scaled(self._stored, scale, change)
         return [new.view(len(self.names), *self._layers[0].weight.shape)]
 
 
@@ -94,9 +85,6 @@ class Blocks(Kind):
         self._by_products = by_products
         vectors = [group.state["vectors"] for group in groups]
         self._eye = unit_matrix(TUNING.block, vectors[0])
-        self.is_partial = torch.cat(
-            [v.new_full((len(v),), v.shape[1] < v.shape[2]) for v in vectors]
-        )
 
     def look(self) -> None:
         grams = joined([group.send() for group in self.groups])

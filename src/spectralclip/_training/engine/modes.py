@@ -11,19 +11,8 @@ from torch import Tensor
 from spectralclip._training.engine.constrained_layer import ConstrainedLayer, stacked_scales
 from spectralclip._training.engine.cuts import Follower, of_unit_size
 from spectralclip._training.engine.frequencies import Frequencies, Taps
-from spectralclip._training.engine.group import (
-    Group,
-    Move,
-    broadcast,
-    changed,
-    contiguous_place,
-    finite,
-    joined,
-    largest,
-    slices,
-    stacked,
-)
-from spectralclip._training.engine.small import TINY
+from spectralclip._training.engine.group import Group, finite, joined, scaled, slices, stacked
+from spectralclip._training.engine.small import TINY, largest
 
 
 @final
@@ -79,10 +68,7 @@ class Modes(Group):
     def normalize(self, unit: Tensor, bound: Tensor) -> None:
         self._unit = unit[:, None]
         # By tap: what is folded over taps needs no permutation then.
-        by_tap = finite(self._acting).transpose(2, 3)
-        times = broadcast(unit, by_tap)
-        weights = torch.mul(by_tap, times, out=contiguous_place(by_tap))
-        self._weights = weights.contiguous()
+        self._weights = scaled(finite(self._acting).transpose(2, 3), unit)
 
     def look(self, table: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         """Its part of `Follower.look`.
@@ -155,15 +141,15 @@ class Modes(Group):
         left, right = (torch.bmm(t, t.mT) for t in (self._left, self._right))
         return left, right
 
-    def moved(self, move: Move) -> list[Tensor]:
+    def moved(self, scale: Tensor, cuts: Tensor) -> list[Tensor]:
         shape = (len(self.names), *self._layers[0].moving.shape)
         if self._moves_factor:
-            along = torch.bmm((move.cuts / self._size)[:, None], self._gradients)[:, 0]
-            return [changed(self._factors(), move.scale, along).reshape(shape)]
-        cuts = move.cuts if self._rows is None else move.cuts / self._top[:, None]
+            along = torch.bmm((cuts / self._size)[:, None], self._gradients)[:, 0]
+            return [scaled(self._factors(), scale, along).reshape(shape)]
+        cuts = cuts if self._rows is None else cuts / self._top[:, None]
         left = (self._left.unflatten(1, (-1, 2)) * cuts[..., None, None]).flatten(1, 2)
         by_tap = torch.bmm(left.mT, self._right).view_as(self._weights)
-        return [changed(self._stored, move.scale, by_tap.transpose(2, 3)).view(shape)]
+        return [scaled(self._stored, scale, by_tap.transpose(2, 3)).view(shape)]
 
     @property
     def _moves_factor(self) -> bool:

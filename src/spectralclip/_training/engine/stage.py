@@ -13,16 +13,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from spectralclip._training.engine.group import (
-    Group,
-    Kind,
-    Move,
-    broadcast,
-    joined,
-    largest,
-    slices,
-)
-from spectralclip._training.engine.small import TINY
+from spectralclip._training.engine.group import Group, Kind, broadcast, joined, slices
+from spectralclip._training.engine.small import TINY, largest
 from spectralclip._training.engine.tuning import TUNING
 
 LOOKS = 3  # at weights of which the host wants to know the norm
@@ -61,9 +53,10 @@ class Stage:
         self.is_active, self.is_lost, self.is_touched = like == 0, like > 0, like > 0
         self.rounds = max(kind.rounds for kind in kinds)
         self._most = max(TUNING.most, headroom)
-        self._lags = joined([kind.is_partial * kind.lags for kind in kinds])
-        is_partial = joined([kind.is_partial for kind in kinds])
-        near = joined([kind.near + 0 * kind.is_partial for kind in kinds])
+        each = [(kind, own, like.new_ones(own.count)) for kind in kinds for own in kind.groups]
+        self._lags = joined([ones * kind.lags for kind, _, ones in each])
+        near = joined([ones * kind.near for kind, _, ones in each])
+        is_partial = joined([ones * (not group.is_seen_whole) for _, group, ones in each])
         # By whether what is far above is cut: the limit, and how much lower it may be.
         self._limits = [
             (most, (most - 1 + TUNING.unseen) * is_partial) for most in (near, like + TUNING.far)
@@ -103,7 +96,7 @@ class Stage:
         return [
             new
             for kind, own, part, times in parts
-            for new in kind.moved(Move(part, own.cuts * broadcast(times, own.cuts)))
+            for new in kind.moved(part, own.cuts * broadcast(times, own.cuts))
         ]
 
     def _look(self) -> Tensor:

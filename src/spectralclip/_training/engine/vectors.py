@@ -17,7 +17,7 @@ from torch.func import grad, vjp, vmap
 from spectralclip._common import Shape
 from spectralclip._operators import AffineFunction
 from spectralclip._training.engine.cuts import Follower, of_unit_size
-from spectralclip._training.engine.group import Group, Move, changed, finite
+from spectralclip._training.engine.group import Group, finite, scaled
 from spectralclip._training.engine.small import TINY
 
 WINDOWS = 12  # along a side, in which vectors that cling to a border are seen in full
@@ -113,11 +113,11 @@ class Vectors(Group, Follower):
         self._cuts, self._size = of_unit_size(self._gradients(left, right))
         return torch.bmm(self._cuts, self._cuts.mT)
 
-    def moved(self, move: Move) -> list[Tensor]:
-        scale = move.scale ** (1 / self.degree)
+    def moved(self, scale: Tensor, cuts: Tensor) -> list[Tensor]:
+        scale = scale ** (1 / self.degree)
         times = self._bound ** (1 / self.degree - 1) / self._size
-        along = torch.bmm((move.cuts * times)[:, None], self._cuts)[:, 0]
-        return self._split(changed(self._stored, scale, along))
+        along = torch.bmm((cuts * times)[:, None], self._cuts)[:, 0]
+        return self._split(scaled(self._stored, scale, along))
 
     def _flat(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat([part.flatten(1) for part in parts], 1)
