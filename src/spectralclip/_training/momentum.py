@@ -51,31 +51,39 @@ def without_outward(
         momenta: By group, those of its equally shaped weights.
         directions: By group, along what each has been moved inward.
     """
-    stacks, alongs, products = [], [], []
-    for own, inward in zip(momenta, directions, strict=True):
-        buffers = [momentum.buffer.to(inward[0].dtype) for momentum in own]
-        pair = torch.stack([*buffers, *inward]).unflatten(0, (2, -1))
-        stack, along = pair
-        if own[0].squares is not None:
-            squares = torch.stack([m.squares for m in own if m.squares is not None])
-            roots = squares.to(pair.dtype).sqrt_().add_(own[0].eps + TINY)
-            pair = torch.stack((stack / roots, along))
-            along = along * roots
-        # `<d, P b>` and `<d, d>`.
-        dots = torch.bmm(pair.flatten(2).transpose(0, 1), pair[1].flatten(1)[..., None])
-        products.append(dots[..., 0])
-        stacks.append(stack)
-        alongs.append(along)
-    found = torch.cat(products)
-    shares = (-found[:, 0] / found[:, 1].clamp_min(TINY)).relu_().nan_to_num_(0.0, 0.0, 0.0)
-    parts = shares.split([len(own) for own in momenta])
-    return [
-        buffer.to(momentum.buffer.dtype)
-        for own, stack, along, part in zip(momenta, stacks, alongs, parts, strict=True)
-        for momentum, buffer in zip(
-            own, torch.addcmul(stack, part.view(-1, *[1] * (stack.ndim - 1)), along), strict=True
-        )
+    each = [momentum for own in momenta for momentum in own]
+    buffers = [momentum.buffer for momentum in each]
+    # The buffers, and along what they may change: `d / P` for a direction d.
+    pair = _flat([*buffers, *(inward for own in directions for inward in own)]).view(2, -1)
+    scaled = pair[1]
+    if any(momentum.squares is not None for momentum in each):
+        squares = [torch.ones_like(m.buffer) if m.squares is None else m.squares for m in each]
+        roots = _flat(squares).to(pair.dtype).sqrt_()
+        parts = roots.split([own.numel() for own in buffers])
+        torch._foreach_add_(parts, [momentum.eps + TINY for momentum in each])
+        scaled = pair[1] / roots
+        pair[1].mul_(roots)
+    counts = [len(own) for own in momenta]
+    sizes = [sum(momentum.buffer.numel() for momentum in own) for own in momenta]
+    pairs = [own.unflatten(1, (n, -1)) for own, n in zip(pair.split(sizes, 1), counts, strict=True)]
+    # `<P d, b>` and `<P d, d / P>`.
+    products = [
+        torch.bmm(own.transpose(0, 1), part.view(*own.shape[1:], 1))
+        for own, part in zip(pairs, scaled.split(sizes), strict=True)
     ]
+    found = torch.cat(products)[..., 0]
+    shares = (-found[:, 0] / found[:, 1].clamp_min(TINY)).relu_().nan_to_num_(0.0, 0.0, 0.0)
+    rows = [
+        row
+        for (own, along), share in zip(pairs, shares.split(counts), strict=True)
+        for row in torch.addcmul(own, share[:, None], along)
+    ]
+    return [row.view_as(own).to(own.dtype) for row, own in zip(rows, buffers, strict=True)]
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    """All entries in one row, in the widest of their types."""
+    return torch.cat([tensor.flatten() for tensor in tensors])
 
 
 def momentum_of(optimizer: Optimizer, parameter: Tensor) -> Momentum | None:

@@ -57,7 +57,8 @@ def test_the_leading_vectors_of_a_space_are_found(k: int, size: float) -> None:
     images = (maps @ basis.mT).mT.contiguous()
     turns = quarter_turns(2 * k, torch.zeros(()))
     rows, seen = planes(basis), planes(images)
-    mix, values = leading(rows @ rows.mT, seen @ seen.mT, turns, torch.eye(4 * k))
+    grams = torch.stack((rows @ rows.mT, seen @ seen.mT))
+    mix, values = leading(grams, turns, torch.eye(4 * k))
     found = as_vectors(mix @ rows)
     space = torch.linalg.qr(basis.mT.to(torch.complex128))[0]
     expected = torch.linalg.svdvals(maps.to(torch.complex128) @ space)[:, :k]
@@ -73,7 +74,8 @@ def test_a_map_of_zeros_leaves_the_vectors_and_spoils_no_other() -> None:
     rows = planes(torch.linalg.qr(drawn(3, 8, 4, dtype=torch.complex64))[0].mT.contiguous())
     images = planes(drawn(3, 4, 6, seed=1, dtype=torch.complex64))
     images[1] = 0
-    mix, values = leading(rows @ rows.mT, images @ images.mT, quarter_turns(4, rows), torch.eye(8))
+    grams = torch.stack((rows @ rows.mT, images @ images.mT))
+    mix, values = leading(grams, quarter_turns(4, rows), torch.eye(8))
     assert torch.isfinite(mix).all() and torch.isfinite(values).all()
     torch.testing.assert_close(values[1], torch.zeros(2))
     torch.testing.assert_close(mix[1], torch.eye(4, 8))

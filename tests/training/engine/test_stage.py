@@ -107,6 +107,7 @@ def test_the_step_is_one_graph_and_does_the_same(name: str) -> None:
 # and linear algebra that does not report its errors to the host.
 SAFE = set(
     """
+_foreach_abs _foreach_max
 _unsafe_view abs add addcdiv addcmul addmm alias amax baddbmm baddbmm_ bitwise_and bitwise_not
 bitwise_or bmm cat clamp clamp_min clone constant_pad_nd convolution convolution_backward cos
 detach diagonal div eq expand gather gt le lerp linalg_cholesky_ex linalg_solve_triangular
@@ -114,7 +115,7 @@ linalg_vector_norm logical_and logical_not lt masked_fill maximum minimum mm mul
 ne neg new_empty new_zeros ones_like permute pow reciprocal reflection_pad2d
 reflection_pad2d_backward relu relu_ replication_pad2d replication_pad2d_backward rsqrt rsub
 select select_backward slice slice_backward split_with_sizes sqrt stack sub sum t topk transpose
-unsqueeze view where zeros_like
+unbind unsqueeze view where zeros_like
 """.split()  # noqa: SIM905
 )
 

@@ -37,11 +37,11 @@ class Follower(ABC):
     rounds: int = 1
 
     @abstractmethod
-    def look(self) -> tuple[Tensor, Tensor]:
+    def look(self) -> list[tuple[Tensor, Tensor]]:
         """Send the known vectors through the layers and back, and what comes back once more.
 
         Returns:
-            Gram matrices of the planes of both together, and of their images.
+            By group, Gram matrices of the planes of both together, and of their images.
         """
 
     @abstractmethod
@@ -62,6 +62,9 @@ class Cuts(Kind):
         by_products: Without factorizations, for devices that have none.
     """
 
+    near = 1 + TUNING.most
+    lags = True
+
     def __init__(self, followers: Sequence[Follower], by_products: bool) -> None:
         self._followers = sorted(followers, key=lambda one: one.width)
         self.groups = [group for one in self._followers for group in one.groups]
@@ -75,57 +78,43 @@ class Cuts(Kind):
         self._eye = unit_matrix(TUNING.cuts, like)
 
     def look(self) -> None:
-        self._values = []
+        chosen = []
         for width, (turns, eye) in self._tables.items():
             own = [one for one in self._followers if one.width == width]
             grams = [one.look() for one in own]
-            sizes = [len(basis) for basis, _ in grams]
-            bases, images = (joined(parts) for parts in zip(*grams, strict=True))
-            mix, values = leading(bases, images, turns, eye, by_products=self._by_products)
+            sizes = [sum(len(basis) for basis, _ in pairs) for pairs in grams]
+            bases, images = zip(*(pair for pairs in grams for pair in pairs), strict=True)
+            planes = torch.cat(bases + images).unflatten(0, (2, -1))
+            mix, values = leading(planes, turns, eye, by_products=self._by_products)
             for one, part, found in zip(own, mix.split(sizes), values.split(sizes), strict=True):
                 one.keep(part)
                 count = sum(group.count for group in one.groups)
-                self._values.append(found.reshape(count, -1))
+                chosen.append(_largest(found.reshape(count, -1)))
+        self._values = joined([values for values, _ in chosen])
+        self._chosen = chosen
 
     def norms(self) -> Tensor:
-        return joined([values.amax(1) for values in self._values])
+        return self._values[:, 0]
 
-    def find(self, target: Tensor, last: Tensor, far: bool) -> Found:
+    def find(self, target: Tensor, most: Tensor) -> Found:
         """The nearest point at which none of the leading values is above its target.
 
         Where more values are above the bound than there are cuts, the layer is scaled first.
         """
-        chosen = [_largest(values) for values in self._values]
-        pairs = zip(self._followers, chosen, strict=True)
+        pairs, values = zip(self._followers, self._chosen, strict=True), self._values
         products = joined([one.cuts(places, own) for one, (own, places) in pairs])
-        values = joined([own for own, _ in chosen])
-        top = values[:, 0].clamp_min(TINY)
-        grown = top / last - 1
-        most = limit(grown, TUNING.far if far else 1 + TUNING.most) / top
-        scale = torch.minimum(1 / values[:, -1].clamp_min(TINY), most).clamp(max=1.0)
-        inverse = (1 / values).masked_fill(values <= SMALLEST, 0)
+        scale = torch.minimum(values[:, -1].clamp_min(TINY).reciprocal(), most)
+        inverse = values.reciprocal().masked_fill(values <= SMALLEST, 0)
         Q = products * (inverse[:, :, None] * inverse[:, None])
         excess = torch.addcmul(-target[:, None], values, scale[:, None])
         factors = multipliers(Q, excess, self._eye, TUNING.rounds)
-        return Found(scale, top * scale, grown, factors.amax(1) > 0, factors * inverse)
-
-
-def limit(grown: Tensor, most: float) -> Tensor:
-    """Times the bound, what is scaled down before it is cut.
-
-    Of weights that have been replaced, one look does not show all. Of norms that grow by up to an
-    eighth in a step it shows all but a few percent, of those that grow by a third it does not.
-    """
-    replaced = torch.maximum(grown, 5 * grown - 0.5).clamp(0.0, 1.0)
-    return most - (most - 1 + TUNING.unseen) * replaced
+        return Found(scale, factors.amax(1) > 0, -factors * inverse)
 
 
 def of_unit_size(gradients: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of each layer over the length of the longest, whose square might overflow."""
-    size = torch.linalg.vector_norm(gradients, ord=torch.inf, dim=(1, 2)).clamp_min(TINY)
-    scaled = gradients / size[:, None, None]
-    length = torch.linalg.vector_norm(scaled, dim=2).amax(1).clamp_min(TINY)
-    return scaled / length[:, None, None], (size * length)[:, None]
+    """Gradients of each layer over the largest entry, whose square might overflow, and that."""
+    size = gradients.abs().amax((1, 2)).clamp_min(TINY)[:, None]
+    return gradients / size[..., None], size
 
 
 def _largest(values: Tensor) -> tuple[Tensor, Tensor]:

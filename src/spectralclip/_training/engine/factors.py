@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from spectralclip._training.engine.constrained_layer import BatchNorm
-from spectralclip._training.engine.group import Found, Group, Kind, Move, finite, joined, stacked
+from spectralclip._training.engine.group import Found, Group, Kind, finite, joined, stacked
 
 
 @final
 class Factors(Group):
     """Batch norms of equally many channels."""
 
-    kernels = 1
+    kernels, is_seen_whole = 1, True
 
     def __init__(self, norms: Mapping[str, BatchNorm]) -> None:
         self.names, self._norms, self.state = tuple(norms), list(norms.values()), {}
@@ -30,13 +30,13 @@ class Factors(Group):
         stack = stacked(self.parameters()[0])
         scales = (stack * torch.rsqrt(variances + self._norms[0].eps)).abs()
         self._stored, self._scales = stack, finite(scales)
-        return scales.amax(1)
+        return scales
 
     def normalize(self, unit: Tensor, bound: Tensor) -> None:
         self.peaks = self._scales.amax(1) * unit
 
-    def moved(self, move: Move) -> list[Tensor]:
-        bound = move.cuts[:, None]
+    def moved(self, scale: Tensor, cuts: Tensor) -> list[Tensor]:
+        bound = cuts[:, None]
         share = (bound / self._scales).clamp(max=1.0)
         return [self._stored * share.masked_fill(bound == 0, 1)]
 
@@ -54,7 +54,7 @@ class Clamps(Kind):
     def norms(self) -> Tensor:
         return joined([group.peaks for group in self.groups])
 
-    def find(self, target: Tensor, last: Tensor, far: bool) -> Found:
+    def find(self, target: Tensor, most: Tensor) -> Found:
         norms = self.norms()
         ones = torch.ones_like(norms)
-        return Found(ones, norms, 0 * ones, norms > 1, ones)
+        return Found(ones, norms > 1, ones)

@@ -58,13 +58,19 @@ class Taps:
         return int(self.remainders.max()) + 1
 
     def tables(self) -> tuple[Tensor, Tensor]:
-        """Phases and places of the planes `(plane, tap)` in the planes `(plane, remainder)`."""
+        """Phases and places of the planes `(plane, tap)` in the planes `(plane, remainder)`.
+
+        After these rows come as many for their slope along each axis of the frequency.
+        """
         T, R = len(self.steps), self.remainder_count
         turned = torch.tensor([[0.0, -0.5], [0.5, 0.0]], dtype=torch.float64, device="cpu")
         phases = math.pi * turned[:, None, :, None].expand(2, R, 2, T)
         read = torch.eye(R, dtype=torch.float64, device="cpu")[self.remainders].T
-        places = read[None, :, None].expand(2, R, 2, T)
-        return phases.reshape(2 * R, 2 * T), places.reshape(2 * R, 2 * T)
+        factors = torch.cat((torch.ones_like(self.steps[:, :1]), self.steps), 1).T
+        places = read[None, :, None] * factors[:, None, None, None]
+        turns = [0.0, *[0.5] * self.steps.shape[1]]
+        phases = torch.cat([phases + math.pi * turn for turn in turns])
+        return phases.reshape(-1, 2 * T), places.expand(-1, 2, R, 2, T).reshape(-1, 2 * T)
 
 
 @final

@@ -11,22 +11,7 @@ import torch
 from torch import Tensor
 
 from spectralclip._operators import HALF_PRECISION
-
-
-@final
-@dataclass(frozen=True)
-class Move:
-    """What a step does to some kernels.
-
-    Attributes:
-        scale: What kernels are multiplied with before they are cut; one for those that stay as
-            they are, bit for bit.
-        cuts: Times the bound, how far to go along each cut; of matrices what is above within a
-            block; of batch norms the bound itself. Zeros for those that stay as they are.
-    """
-
-    scale: Tensor
-    cuts: Tensor
+from spectralclip._training.engine.tuning import TUNING
 
 
 class Group(ABC):
@@ -37,12 +22,14 @@ class Group(ABC):
         kernels: Independent maps that each layer consists of, as the groups of a convolution.
         degree: Of the layer in what moves: it is multiplied with `s^degree` where that is with s.
         state: What is remembered from step to step, each `(kernels of all layers, ...)`.
+        is_seen_whole: Whether one look shows all, even of weights that have been replaced.
     """
 
     names: tuple[str, ...]
     kernels: int
     state: dict[str, Tensor]
     degree: float = 1.0
+    is_seen_whole: bool = False
 
     @abstractmethod
     def parameters(self) -> list[list[Tensor]]:
@@ -50,7 +37,7 @@ class Group(ABC):
 
     @abstractmethod
     def read(self) -> Tensor:
-        """Take in the weights as they are; the largest entry of each kernel as it acts."""
+        """Take in the weights as they are; the entries of each kernel as it acts."""
 
     @abstractmethod
     def normalize(self, unit: Tensor, bound: Tensor) -> None:
@@ -63,8 +50,16 @@ class Group(ABC):
         """
 
     @abstractmethod
-    def moved(self, move: Move) -> list[Tensor]:
-        """The parameters after the step, stacked over layers, as `parameters()` lists them."""
+    def moved(self, scale: Tensor, cuts: Tensor) -> list[Tensor]:
+        """The parameters after the step, stacked over layers, as `parameters()` lists them.
+
+        Args:
+            scale: What kernels are multiplied with before they are cut; one for those that stay as
+                they are, bit for bit.
+            cuts: Times the bound, how much of each cut to add, which is never above zero; of
+                matrices what to add within a block; of batch norms the bound itself. Zeros for
+                those that stay as they are.
+        """
 
     def shrink(self, index: int, factor: float) -> None:
         """Scale one of the layers, by the host."""
@@ -84,15 +79,11 @@ class Found:
 
     Attributes:
         scale: What to multiply them with before they are cut.
-        norm: After that.
-        grown: By which share the norm has grown since the last step; zero for what is seen whole.
         is_above: Where there is something to cut.
-        cuts: As `Move` has them, in units of the bound.
+        cuts: As `moved` takes them, in units of the bound.
     """
 
     scale: Tensor
-    norm: Tensor
-    grown: Tensor
     is_above: Tensor
     cuts: Tensor
 
@@ -103,10 +94,14 @@ class Kind(ABC):
     Attributes:
         groups: The kernels of all stand one behind another in each tensor.
         rounds: How often to step after each step of the optimizer.
+        near: Times the bound: what is further above is scaled before it is cut.
+        lags: Whether what grows has grown further than is seen.
     """
 
     groups: Sequence[Group]
     rounds: int = 1
+    near: float = TUNING.far
+    lags: bool = False
 
     @abstractmethod
     def look(self) -> None:
@@ -121,20 +116,19 @@ class Kind(ABC):
         return self.norms()
 
     @abstractmethod
-    def find(self, target: Tensor, last: Tensor, far: bool) -> Found:
+    def find(self, target: Tensor, most: Tensor) -> Found:
         """What to do to bring all kernels to their targets.
 
         Args:
             target: In units of the bound.
-            last: The norm after the last step.
-            far: Cut even what is far above its bound, which takes more than one step.
+            most: What to multiply them with at most, which is never above one.
         """
 
-    def moved(self, move: Move) -> list[Tensor]:
+    def moved(self, scale: Tensor, cuts: Tensor) -> list[Tensor]:
         """The parameters of all groups after the step."""
         found = []
         for group, own in zip(self.groups, slices(self.groups), strict=True):
-            found += group.moved(Move(move.scale[own], move.cuts[own]))
+            found += group.moved(scale[own], cuts[own])
         return found
 
 
@@ -159,14 +153,19 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
     return together.float() if together.dtype in HALF_PRECISION else together
 
 
-def largest(kernels: Tensor) -> Tensor:
-    """The largest entry of each, or what is not finite; a tenth of a maximum norm's time."""
-    return kernels.abs().flatten(1).amax(1)
-
-
 def finite(tensor: Tensor) -> Tensor:
     """With zeros for what is not; an eighth of the time that a mask by kernel takes on a CPU."""
     return torch.nan_to_num(tensor, 0.0, 0.0, 0.0)
+
+
+def scaled(kernels: Tensor, scale: Tensor, change: Tensor | None = None) -> Tensor:
+    """Kernels times a number each, and with a change; contiguous, whatever the order of those."""
+    times = broadcast(scale, kernels)
+    # A compiler does not care for places.
+    place = None if torch.compiler.is_compiling() else kernels.new_empty(kernels.shape)
+    if change is None:
+        return torch.mul(kernels, times, out=place).contiguous()
+    return torch.addcmul(change, kernels, times, out=place).contiguous()
 
 
 def broadcast(values: Tensor, like: Tensor) -> Tensor:

@@ -11,18 +11,7 @@ from torch.nn.functional import pad
 
 from spectralclip._linalg import decomposable
 from spectralclip._training.engine.constrained_layer import ConstrainedLayer
-from spectralclip._training.engine.cuts import limit
-from spectralclip._training.engine.group import (
-    Found,
-    Group,
-    Kind,
-    Move,
-    broadcast,
-    finite,
-    joined,
-    largest,
-    stacked,
-)
+from spectralclip._training.engine.group import Found, Group, Kind, finite, joined, scaled, stacked
 from spectralclip._training.engine.small import TINY, surplus, unit_matrix, whitening
 from spectralclip._training.engine.tuning import TUNING
 
@@ -40,6 +29,7 @@ class Matrices(Group):
         rows, columns = like.shape[1] // self.kernels, like[0, 0].numel()
         self._is_tall, side = rows > columns, min(rows, columns)
         self._missing = max(0, TUNING.block - side)
+        self.is_seen_whole = side <= TUNING.block
         shape = (self.kernels, side, min(TUNING.block, side))
         draws = [torch.randn(shape, generator=one.generator(), device="cpu") for one in layers]
         self.state = {"vectors": torch.linalg.qr(torch.cat(draws))[0].mT.contiguous().to(like)}
@@ -49,12 +39,12 @@ class Matrices(Group):
 
     def read(self) -> Tensor:
         stack = stacked(self.parameters()[0])
-        stack = stack.reshape(self.count, -1, stack[0, 0].numel())
-        self._stored = stack.mT if self._is_tall else stack
-        return largest(stack)
+        self._stored = stack.reshape(self.count, -1, stack[0, 0].numel())
+        return self._stored
 
     def normalize(self, unit: Tensor, bound: Tensor) -> None:
-        self._weights = finite(self._stored).mul_(broadcast(unit, self._stored))
+        weights = finite(self._stored).mul_(unit[:, None, None])
+        self._weights = weights.mT if self._is_tall else weights
 
     def send(self) -> Tensor:
         """A power step; the Gram matrix of what it leaves, as large as a block."""
@@ -74,14 +64,12 @@ class Matrices(Group):
     def _padded(self, gram: Tensor) -> Tensor:
         return pad(gram, (0, self._missing, 0, self._missing)) if self._missing else gram
 
-    def moved(self, move: Move) -> list[Tensor]:
+    def moved(self, scale: Tensor, cuts: Tensor) -> list[Tensor]:
         known = self.state["vectors"]
         k = known.shape[1]
-        above = torch.bmm(move.cuts[:, :k, :k], self._images)
-        new = self._stored * broadcast(move.scale, self._stored)
-        new.baddbmm_(known.mT, above, alpha=-1)
-        # As weights are stored: what differs in its order is copied one by one.
-        new = new.mT.contiguous() if self._is_tall else new
+        change = torch.bmm(known.mT, torch.bmm(cuts[:, :k, :k], self._images))
+        change = change.mT if self._is_tall else change
+        new = scaled(self._stored, scale, change)
         return [new.view(len(self.names), *self._layers[0].weight.shape)]
 
 
@@ -97,9 +85,6 @@ class Blocks(Kind):
         self._by_products = by_products
         vectors = [group.state["vectors"] for group in groups]
         self._eye = unit_matrix(TUNING.block, vectors[0])
-        self._is_partial = torch.cat(
-            [v.new_full((len(v),), v.shape[1] < v.shape[2]) for v in vectors]
-        )
 
     def look(self) -> None:
         grams = joined([group.send() for group in self.groups])
@@ -121,14 +106,8 @@ class Blocks(Kind):
         squares: Tensor = torch.linalg.eigvalsh(decomposable(self._grams))[:, -1]
         return squares.clamp_min(0).sqrt().to(self._grams)
 
-    def find(self, target: Tensor, last: Tensor, far: bool) -> Found:
+    def find(self, target: Tensor, most: Tensor) -> Found:
         """What is above the target within the blocks."""
-        top = self.norms().clamp_min(TINY)
-        # What fits into the block is seen whole, whatever it has grown by.
-        grown = (top / last - 1) * self._is_partial
-        scale = (limit(grown, TUNING.far) / top).clamp(max=1.0)
-        above = surplus(self._grams * (scale / target).square()[:, None, None], self._eye)
-        # What is clipped exactly leaves nothing unseen.
+        above = surplus(self._grams * (most / target).square()[:, None, None], self._eye)
         is_above = torch.linalg.vector_norm(above, dim=(1, 2)) > 0
-        cuts = above * scale[:, None, None]
-        return Found(scale, top * scale, torch.zeros_like(top), is_above, cuts)
+        return Found(most, is_above, above * -most[:, None, None])

@@ -11,17 +11,8 @@ from torch import Tensor
 from spectralclip._training.engine.constrained_layer import ConstrainedLayer, stacked_scales
 from spectralclip._training.engine.cuts import Follower, of_unit_size
 from spectralclip._training.engine.frequencies import Frequencies, Taps
-from spectralclip._training.engine.group import (
-    Group,
-    Move,
-    broadcast,
-    finite,
-    joined,
-    largest,
-    slices,
-    stacked,
-)
-from spectralclip._training.engine.small import TINY
+from spectralclip._training.engine.group import Group, finite, joined, scaled, slices, stacked
+from spectralclip._training.engine.small import TINY, largest
 
 
 @final
@@ -47,6 +38,7 @@ class Modes(Group):
     ) -> None:
         self.names, self.kernels = tuple(layer.name for layer in layers), layers[0].groups
         self._layers, self.taps, self.frequencies = list(layers), taps, frequencies
+        self._rows: Tensor | None = None
         like = stacked([layers[0].weight])
         rows, columns = like.shape[1] // self.kernels, like.shape[2]
         self.width = k = max(1, min(vectors, rows // 2))
@@ -60,64 +52,63 @@ class Modes(Group):
             "vectors": planes.to(like).contiguous(),
             "frequencies": frequencies.centers.to(like).repeat(self.count, 1, 1),
         }
-        self._shape = (self.count, rows, len(taps.steps), columns)
+        self._shape = (self.count, rows, columns, len(taps.steps))
 
     def parameters(self) -> list[list[Tensor]]:
         return [[layer.moving for layer in self._layers]]
 
     def read(self) -> Tensor:
-        # By tap: what is folded over taps needs no permutation then.
-        by_tap = [layer.weight.flatten(2).transpose(1, 2) for layer in self._layers]
-        stack = stacked(by_tap).contiguous().view(self._shape)
-        self._stored, scales = stack, stacked_scales(self._layers)
-        if scales is None:
-            self._rows = None
-            return largest(stack)
-        scales = scales.to(stack).reshape(self.count, -1)
-        self._rows = finite(scales)
-        return largest(stack) * largest(scales)
+        stack = stacked([layer.weight for layer in self._layers]).reshape(self._shape)
+        self._stored, self._acting, scales = stack, stack, stacked_scales(self._layers)
+        if scales is not None:
+            self._rows = scales.to(stack).reshape(self.count, -1)
+            self._acting = stack * self._rows[..., None, None]
+        return self._acting
 
     def normalize(self, unit: Tensor, bound: Tensor) -> None:
-        self._unit = factors = unit[:, None]
-        if self._rows is not None:
-            factors = factors * self._rows
-        self._weights = finite(self._stored).mul_(factors[..., None, None])
+        self._unit = unit[:, None]
+        # By tap: what is folded over taps needs no permutation then.
+        self._weights = scaled(finite(self._acting).transpose(2, 3), unit)
 
-    def look(self, table: Tensor) -> tuple[Tensor, Tensor]:
-        """As `Follower.look`, with the phases `(kernels, F, k, rows of remainders, taps)`."""
-        W, self._table = self._weights.flatten(2), table.flatten(0, 2)
-        known = self.state["vectors"].flatten(0, 1)
-        images, self._first = self._pull(known)
-        reads = torch.bmm(self._table.mT, images.view(len(self._table), -1, self._columns))
+    def look(self, table: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """Its part of `Follower.look`.
+
+        Args:
+            table: Of phases, `(kernels, F, k, rows, taps)`.
+            rows: How many of these are for images; those of their slopes follow.
+        """
+        W, known = self._weights.flatten(2), self.state["vectors"].flatten(0, 1)
+        table, plain = table.flatten(0, 2), table.flatten(0, 2)[:, :rows]
+        pulled = self._pull(known, table)
+        self._first = pulled.view(len(known), self.width, -1, rows * pulled.shape[2])[:, 0]
+        images = pulled[:, :rows]
+        reads = torch.bmm(plain.mT, images)
         back = torch.bmm(reads.view(len(W), -1, W.shape[2]), W.mT).view_as(known)
         self._basis = torch.cat((known, back), 1)
-        self._images = torch.cat((images, self._pull(back)[0]), 1)
+        both = [t.unflatten(0, (-1, self.width)) for t in (images, self._pull(back, plain))]
+        self._images = torch.cat(both, 1).view(len(known), 4 * self.width, -1)
         basis, images = (torch.bmm(t, t.mT) for t in (self._basis, self._images))
         return basis, images
 
     def slopes(self) -> Tensor:
-        """Products of what the taps read of the first vector at each frequency."""
-        return torch.bmm(self._first, self._first.mT)
+        """Products of the first image at each frequency with itself, and with its slopes."""
+        return torch.bmm(self._first[:, :1], self._first.mT)
 
-    def _pull(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """`sum_t e^{-i w q_t} z_t` over the taps of each remainder, and the first vector's z."""
-        W, table = self._weights.flatten(2), self._table
+    def _pull(self, vectors: Tensor, table: Tensor) -> Tensor:
+        """`sum_t e^{-i w q_t} z_t` over the taps of each remainder, and what else the table has."""
+        W = self._weights.flatten(2)
         taken = torch.bmm(vectors.reshape(len(W), -1, W.shape[1]), W)
-        taken = taken.view(len(vectors), self.width, table.shape[2], self._columns)
-        folded = torch.bmm(table, taken.flatten(0, 1))
-        return folded.view(len(vectors), 2 * self.width, -1), taken[:, 0]
-
-    @property
-    def _columns(self) -> int:
-        return self._shape[3]
+        return torch.bmm(table, taken.view(len(table), table.shape[2], -1))
 
     def keep(self, mix: Tensor) -> None:
         """Go on with the leading vectors of the space that was looked at."""
         torch.bmm(mix, self._basis, out=self.state["vectors"].flatten(0, 1))
         self._images = torch.bmm(mix, self._images)
 
-    def cuts(self, places: Tensor, values: Tensor, table: Tensor) -> Tensor:
+    def cuts(self, places: Tensor, values: Tensor, table: Tensor) -> tuple[Tensor, ...]:
         """Take some of the values for cuts; products of their gradients, each times its value.
+
+        Those of a weight are given by their factors, plane by plane: products on either side.
 
         Args:
             places: `(kernels, cuts)`, of frequencies and vectors.
@@ -131,37 +122,34 @@ class Modes(Group):
         at = places[..., None, None]
         left = vectors.gather(1, at.expand(-1, -1, 2, vectors.shape[3]))
         if self._moves_factor:
-            factors = finite(self._factors())
-            # In units in which the largest factor is one.
-            top = largest(factors)[:, None].clamp_min(TINY)
-            factors = (factors / top)[:, None]
-            shares = left.square().sum(2) * values.square()[..., None]
-            gradients = (shares / factors).masked_fill(factors == 0, 0)
+            shares = (torch.linalg.vector_norm(left, dim=2) * values[..., None]).square()
+            # What a factor of zero multiplies stays out of it.
+            gradients = finite(shares / self._factors()[:, None])
             self._gradients, size = of_unit_size(gradients)
-            self._size = size / (top * self._unit)
-            return torch.bmm(self._gradients, self._gradients.mT)
+            self._size = size / self._unit
+            return (torch.bmm(self._gradients, self._gradients.mT),)
         found = images.gather(1, at.expand(-1, -1, 2, images.shape[3]))
         flat = table.flatten(0, 1)
         right = torch.bmm(flat.mT, found.view(B * n, flat.shape[1], -1))
         self._right = right.view(B, 2 * n, -1)
         if self._rows is not None:
             # In units in which the largest factor of a row is one.
-            self._top = self._rows.abs().amax(1).clamp_min(TINY)
-            left = left * (self._rows / self._top[:, None])[:, None, None]
+            rows = finite(self._rows)
+            self._top = largest(rows).clamp_min(TINY)
+            left = left * (rows / self._top[:, None])[:, None, None]
         self._left = left.flatten(1, 2)
-        products = torch.bmm(self._left, self._left.mT) * torch.bmm(self._right, self._right.mT)
-        return products.view(B, n, 2, n, 2).sum((2, 4))
+        left, right = (torch.bmm(t, t.mT) for t in (self._left, self._right))
+        return left, right
 
-    def moved(self, move: Move) -> list[Tensor]:
+    def moved(self, scale: Tensor, cuts: Tensor) -> list[Tensor]:
         shape = (len(self.names), *self._layers[0].moving.shape)
         if self._moves_factor:
-            along = torch.bmm((move.cuts / self._size)[:, None], self._gradients)[:, 0]
-            return [(self._factors() * move.scale[:, None] - along).reshape(shape)]
-        cuts = move.cuts if self._rows is None else move.cuts / self._top[:, None]
+            along = torch.bmm((cuts / self._size)[:, None], self._gradients)[:, 0]
+            return [scaled(self._factors(), scale, along).reshape(shape)]
+        cuts = cuts if self._rows is None else cuts / self._top[:, None]
         left = (self._left.unflatten(1, (-1, 2)) * cuts[..., None, None]).flatten(1, 2)
-        new = self._stored * broadcast(move.scale, self._stored)
-        new.flatten(2).baddbmm_(left.mT, self._right, alpha=-1)
-        return [new.view(self._shape).transpose(2, 3).contiguous().view(shape)]
+        by_tap = torch.bmm(left.mT, self._right).view_as(self._weights)
+        return [scaled(self._stored, scale, by_tap.transpose(2, 3)).view(shape)]
 
     @property
     def _moves_factor(self) -> bool:
@@ -191,22 +179,25 @@ class Torus(Follower):
         self._at = torch.cat([group.state["frequencies"] for group in groups])
         for group, own in zip(groups, self._slices, strict=True):
             group.state["frequencies"] = self._at[own]
-        self._phases, self._places = (t.to(self._at) for t in taps.tables())
-        self._steps = torch.cat((taps.steps, taps.steps)).to(self._at)  # of both planes
+        self._climbs = any(frequencies.reach)
+        self._rows = 2 * taps.remainder_count
+        phases, places = taps.tables()
+        rows = len(phases) if self._climbs else self._rows
+        self._phases, self._places = phases[:rows].to(self._at), places[:rows].to(self._at)
+        self._steps = taps.steps.T.repeat(1, 2 * rows).to(self._at)  # of both planes, in each row
         centers, reach = frequencies.centers, frequencies.centers.new_tensor(frequencies.reach)
         self._least, self._most = (centers - reach).to(self._at), (centers + reach).to(self._at)
-        self._climbs = any(frequencies.reach)
 
-    def look(self) -> tuple[Tensor, Tensor]:
-        angles = self._at @ self._steps.T
-        table = torch.cos(angles[:, :, None] + self._phases) * self._places
-        self._table = table[:, :, None].expand(-1, -1, self.width, -1, -1).contiguous()
+    def look(self) -> list[tuple[Tensor, Tensor]]:
+        angles = torch.addmm(self._phases.flatten(), self._at.flatten(0, 1), self._steps)
+        table = torch.cos(angles) * self._places.flatten()
+        table = table.view(*self._at.shape[:2], 1, *self._places.shape)
+        self._table = table.expand(-1, -1, self.width, -1, -1).contiguous()
         pairs = zip(self.groups, self._slices, strict=True)
-        found = [group.look(self._table[own]) for group, own in pairs]
+        found = [group.look(self._table[own], self._rows) for group, own in pairs]
         if self._climbs:
-            self._climb(table.flatten(0, 1), joined([group.slopes() for group in self.groups]))
-        bases, images = zip(*found, strict=True)
-        return joined(bases), joined(images)
+            self._climb(joined([group.slopes() for group in self.groups]))
+        return found
 
     def keep(self, mix: Tensor) -> None:
         sizes = [self._at.shape[1] * group.count for group in self.groups]
@@ -214,25 +205,29 @@ class Torus(Follower):
             group.keep(own)
 
     def cuts(self, places: Tensor, values: Tensor) -> Tensor:
-        tables = self._table.flatten(1, 2)
+        tables = self._table.flatten(1, 2)[:, :, : self._rows]
         table = tables.gather(1, places[..., None, None].expand(-1, -1, *tables.shape[2:]))
         pairs = zip(self.groups, self._slices, strict=True)
-        return joined([g.cuts(places[own], values[own], table[own]) for g, own in pairs])
+        found = [g.cuts(places[own], values[own], table[own]) for g, own in pairs]
+        # All together, but where weights move in some groups, and factors of batch norms in others.
+        if len({len(own) for own in found}) == 1:
+            found = [tuple(joined(parts) for parts in zip(*found, strict=True))]
+        return joined([_products(*own) for own in found])
 
-    def _climb(self, table: Tensor, products: Tensor) -> None:
-        """Move frequencies along the slope of their first value, within their cells.
-
-        Args:
-            table: Of the phases.
-            products: Of what the taps read of that vector, of all groups.
-        """
-        read, half = torch.bmm(table, products), table.shape[1] // 2
-        turned = read[:, :half] * table[:, half:]
-        turned = torch.addcmul(turned, read[:, half:], table[:, :half], value=-1)
-        slopes = turned.sum(1) @ self._steps
-        size = (read * table).sum((1, 2)).clamp_min(TINY)
-        moved = torch.addcdiv(self._at.flatten(0, 1), slopes, size[:, None]).view_as(self._at)
+    def _climb(self, products: Tensor) -> None:
+        """Move frequencies along the slope of their first value, within their cells."""
+        products = products.view(*self._at.shape[:2], -1)
+        size, slopes = products[..., :1].clamp_min(TINY), products[..., 1:]
+        moved = torch.addcdiv(self._at, slopes, size)
         torch.clamp(moved, self._least, self._most, out=self._at)
+
+
+def _products(left: Tensor, right: Tensor | None = None) -> Tensor:
+    """Of gradients, from what `Modes.cuts` gives of them."""
+    if right is None:
+        return left
+    n = left.shape[1] // 2
+    return (left * right).view(-1, n, 2, n, 2).sum((2, 4))
 
 
 def modes_key(taps: Taps, frequencies: Frequencies) -> str:

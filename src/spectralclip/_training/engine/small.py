@@ -7,12 +7,19 @@ report errors to the host. Complex vectors are two real planes each, `(re a, im 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 TINY = 1e-30
 RIDGE = 1e-5  # of Gram matrices in float32, whose rounding errors are a hundredth of it
+
+
+def largest(kernels: Iterable[Tensor]) -> Tensor:
+    """The largest entry of each, or what is not finite; a tenth of a maximum norm's time."""
+    sizes = torch._foreach_abs(list(kernels))
+    return torch.stack(torch.ops.aten._foreach_max(sizes))
 
 
 def quarter_turns(vectors: int, like: Tensor) -> Tensor:
@@ -34,7 +41,7 @@ def as_complex(planes: Tensor, turns: Tensor) -> Tensor:
 
 
 def leading(
-    basis: Tensor, images: Tensor, turns: Tensor, eye: Tensor, *, by_products: bool = False
+    planes: Tensor, turns: Tensor, eye: Tensor, *, by_products: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The vectors of a small space that a map makes longest, and how long.
 
@@ -42,9 +49,8 @@ def leading(
     With fourth powers: higher ones would lose the smaller values in rounding errors.
 
     Args:
-        basis: `(N, 4 k, 4 k)`, Gram matrices of the planes of 2 k vectors. The first k are nearly
-            orthonormal, the others of any length.
-        images: The same of what the map makes of them.
+        planes: `(2, N, 4 k, 4 k)`, Gram matrices of the planes of 2 k vectors, and of what the map
+            makes of them. The first k are nearly orthonormal, the others of any length.
         turns: Of 2 k vectors.
         eye: As large.
         by_products: As for `inverse_root`.
@@ -53,7 +59,7 @@ def leading(
         What mixes planes into those of k vectors, `(N, 2 k, 4 k)`, and their values, `(N, k)`.
     """
     kept = len(eye) // 2
-    basis, images = as_complex(basis, turns), as_complex(images, turns)
+    basis, images = as_complex(planes.flatten(0, 1), turns).view_as(planes)
     apart = whitening(basis, eye, by_products)
     whitened = apart @ images @ apart.mT
     power = whitened / torch.linalg.vector_norm(whitened, dim=(1, 2), keepdim=True).clamp_min(TINY)
@@ -83,12 +89,14 @@ def whitening(gram: Tensor, eye: Tensor, by_products: bool) -> Tensor:
         eye: As large.
         by_products: Without factorizations, for devices that have none.
     """
-    sizes = gram.diagonal(dim1=1, dim2=2).clamp_min(TINY).rsqrt()[:, None]
-    gram = torch.addcmul(RIDGE * eye, gram, sizes * sizes.mT)
+    squares = gram.diagonal(dim1=1, dim2=2).clamp_min(TINY)[:, None]
     if not by_products:
-        root = torch.linalg.cholesky_ex(gram)[0]
+        # Each in its own unit: a factorization is as precise for vectors of any length.
+        root = torch.linalg.cholesky_ex(torch.addcmul(gram, squares, eye, value=RIDGE))[0]
         inverse: Tensor = torch.linalg.solve_triangular(root, eye.expand_as(root), upper=False)
-        return inverse * sizes
+        return inverse
+    sizes = squares.rsqrt()
+    gram = torch.addcmul(RIDGE * eye, gram, sizes * sizes.mT)
     known = eye[:0].expand(len(gram), 0, len(eye))
     for row in eye.split(1):
         image = row @ gram
@@ -104,7 +112,7 @@ def multipliers(Q: Tensor, excess: Tensor, eye: Tensor, rounds: int) -> Tensor:
     Minimizes `x Q x / 2 - excess x` over `x >= 0`, by FISTA: a fixed number of products, and no
     solve, since cuts may be nearly the same.
     """
-    step = 1 / Q.abs().sum(-1).amax(-1, keepdim=True).clamp_min(TINY)
+    step = Q.abs().sum(-1).amax(-1, keepdim=True).clamp_min(TINY).reciprocal()
     keep = torch.addcmul(eye, step[..., None], Q, value=-1)
     push = (step * excess)[..., None]
     x = y = push.relu()
@@ -132,8 +140,9 @@ def surplus(H: Tensor, eye: Tensor) -> Tensor:
         sign = torch.baddbmm(sign, sign, higher, beta=a)
     above = torch.baddbmm(E, E, sign, beta=0.5, alpha=0.5)
     # `2 + 1.5 x - x^2 / 8`, between 2 and 4: `(6 - y) 2 / 17` is the best linear start.
-    divisor = torch.baddbmm(above + 4 / 3 * eye, above, above, beta=1.5, alpha=-0.125)
-    inverse = 12 / 17 * eye - 2 / 17 * divisor
+    divisor = torch.add(above, eye, alpha=4 / 3)
+    divisor = torch.baddbmm(divisor, above, above, beta=1.5, alpha=-0.125)
+    inverse = torch.sub(12 / 17 * eye, divisor, alpha=2 / 17)
     for _ in range(2):
         inverse = torch.baddbmm(inverse, inverse @ divisor, inverse, beta=2, alpha=-1)
     # What is above by less than rounding errors is not above.

@@ -17,7 +17,7 @@ from torch.func import grad, vjp, vmap
 from spectralclip._common import Shape
 from spectralclip._operators import AffineFunction
 from spectralclip._training.engine.cuts import Follower, of_unit_size
-from spectralclip._training.engine.group import Group, Move, finite, largest
+from spectralclip._training.engine.group import Group, finite, scaled
 from spectralclip._training.engine.small import TINY
 
 WINDOWS = 12  # along a side, in which vectors that cling to a border are seen in full
@@ -74,13 +74,13 @@ class Vectors(Group, Follower):
             name: value.to(dtype) if value.is_floating_point() else value
             for name, value in values.items()
         }
-        peak = largest(self._apply(self.state["vectors"][:, :1]))
+        image = self._apply(self.state["vectors"][:, :1])
         self._stored = self._flat([self._values[name] for name in self._moving])
         self._values = {
             name: finite(value) if value.is_floating_point() else value
             for name, value in self._values.items()
         }
-        return peak
+        return image
 
     def normalize(self, unit: Tensor, bound: Tensor) -> None:
         self._bound = bound[:, None]
@@ -88,7 +88,7 @@ class Vectors(Group, Follower):
         moving = self._split(finite(self._stored) * unit[:, None] ** (1 / self.degree))
         self._values |= dict(zip(self._moving, moving, strict=True))
 
-    def look(self) -> tuple[Tensor, Tensor]:
+    def look(self) -> list[tuple[Tensor, Tensor]]:
         known = self.state["vectors"]
         images = self._apply(known)
         back = self._adjoint(images)
@@ -97,7 +97,7 @@ class Vectors(Group, Follower):
         self._basis = torch.cat((known, back), 1)
         self._images = torch.cat((images, self._apply(back)), 1)
         basis, images = (_planes(t @ t.mT) for t in (self._basis, self._images))
-        return basis, images
+        return [(basis, images)]
 
     def keep(self, mix: Tensor) -> None:
         mix = mix[:, ::2, ::2]  # all is real
@@ -113,11 +113,11 @@ class Vectors(Group, Follower):
         self._cuts, self._size = of_unit_size(self._gradients(left, right))
         return torch.bmm(self._cuts, self._cuts.mT)
 
-    def moved(self, move: Move) -> list[Tensor]:
-        scale = move.scale[:, None] ** (1 / self.degree)
+    def moved(self, scale: Tensor, cuts: Tensor) -> list[Tensor]:
+        scale = scale ** (1 / self.degree)
         times = self._bound ** (1 / self.degree - 1) / self._size
-        along = torch.bmm((move.cuts * times)[:, None], self._cuts)[:, 0]
-        return self._split(self._stored * scale - along)
+        along = torch.bmm((cuts * times)[:, None], self._cuts)[:, 0]
+        return self._split(scaled(self._stored, scale, along))
 
     def _flat(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat([part.flatten(1) for part in parts], 1)
