@@ -194,9 +194,8 @@ class Attachment:
         if not self._sharing.is_alone or not all(map(self._is_watched, own.values())):
             return None
         bounds = self._bounds_at(0)
-        scales = {
-            id(own[name][0]): bounds[name] / norm for name, norm in norms.items() if own[name]
-        }
+        known = {name: norm for name, norm in norms.items() if norm > 0 and own[name]}
+        scales = {id(own[name][0]): bounds[name] / norm for name, norm in known.items()}
         return foreseen_spread(self._model, self._example_inputs, scales)
 
     def state_dict(self) -> dict[str, Any]:

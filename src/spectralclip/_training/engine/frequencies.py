@@ -95,10 +95,15 @@ class Frequencies:
     @staticmethod
     def everywhere(taps: Taps) -> Frequencies:
         """Cells that cover all frequencies; one where the symbol does not depend on them."""
-        spans = (taps.steps.amax(0) - taps.steps.amin(0)).tolist()
-        most = MOST_CELLS[len(spans) - 1]
-        sizes = tuple(max(1, min(TUNING.cells * int(span), most)) for span in spans)
-        return Frequencies(_angles(sizes), tuple(math.pi / size for size in sizes))
+        # Taps that are g steps apart, as with dilation, repeat themselves g times around the torus.
+        apart = (taps.steps - taps.steps[0]).long().T.tolist()
+        repeats = [max(1, math.gcd(*axis)) for axis in apart]
+        most = MOST_CELLS[len(apart) - 1]
+        spans = [(max(axis) - min(axis)) // g for axis, g in zip(apart, repeats, strict=True)]
+        sizes = tuple(max(1, min(TUNING.cells * span, most)) for span in spans)
+        centers = _angles(sizes) / torch.tensor(repeats, dtype=torch.float64, device="cpu")
+        reach = [math.pi / (size * g) for size, g in zip(sizes, repeats, strict=True)]
+        return Frequencies(centers, tuple(reach))
 
 
 def _angles(sizes: Shape) -> Tensor:
