@@ -67,7 +67,7 @@ class Allocation:
 
         All others count as they are.
         """
-        if frozenset(names) != self.covered or self._has_free_parameters():
+        if frozenset(names) != self.covered or self._changes():
             self._follow(names)
         self.bounds = self._solved(self.max_lipschitz)
 
@@ -155,15 +155,14 @@ class Allocation:
         scale = self._rules.scale_for(parts, target)
         return {name: scale * part for name, part in self._parts.items()}
 
-    def _has_free_parameters(self) -> bool:
-        """Whether something that counts as it is may have changed: trained, and not held."""
-        held = {id(p) for name in self.covered for p in _parameters(self._layers[name].modules)}
+    def _changes(self) -> bool:
+        """Whether something that counts as it is may be another by now: trained, or a statistic."""
+        modules = [part for name in self.covered for part in self._layers[name].modules]
+        held = {id(own) for part in modules for own in (*part.parameters(), *part.buffers())}
+        weights = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
+        changing = {**weights, **dict(self._model.named_buffers())}
+        shifts = ("bias", "running_mean", "num_batches_tracked")  # of which no norm depends
         return any(
-            parameter.requires_grad and id(parameter) not in held
-            for name, parameter in self._model.named_parameters()
-            if name.rpartition(".")[2] != "bias"
+            id(tensor) not in held and name.rpartition(".")[2] not in shifts
+            for name, tensor in changing.items()
         )
-
-
-def _parameters(modules: Iterable[nn.Module]) -> Iterable[nn.Parameter]:
-    return (parameter for module in modules for parameter in module.parameters())
