@@ -2,8 +2,7 @@
 
     python examples/learning_ladder.py
 
-Twelve convolutions without batch norm, every layer held at norm 1 from the first step, are trained
-on the digits of the package. Each row adds one remedy to those before it.
+Twelve convolutions without batch norm, every layer held at norm 1. Each row adds one remedy.
 """
 
 from __future__ import annotations
