@@ -1,0 +1,1 @@
+"""Certified accuracy on CIFAR-10 at equal wall-clock time."""
