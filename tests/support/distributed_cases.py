@@ -114,7 +114,12 @@ class Run:
     """A training that can be stopped and gone on with."""
 
     def __init__(
-        self, kind: str, optimizer: str, method: Method | None = None, norm: bool = False
+        self,
+        kind: str,
+        optimizer: str,
+        method: Method | None = None,
+        norm: bool = False,
+        max_lipschitz: float | None = None,
     ) -> None:
         self.model = wrapped(network(norm), kind)
         self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
@@ -123,7 +128,8 @@ class Run:
             self.optimizer,
             torch.zeros(1, *SHAPE),
             method=Scale() if method is None else method,
-            max_norm=BOUND,
+            max_norm=BOUND if max_lipschitz is None else None,
+            max_lipschitz=max_lipschitz,
         )
 
     @classmethod

@@ -233,3 +233,23 @@ def test_example_runs_on_two_processes(options: list[str]) -> None:
     assert done.returncode == 0, done.stderr
     assert "every rank has the same weights" in done.stdout
     assert done.stdout.count("loss") == done.stdout.count("largest norm") > 0
+
+
+def _held_as_one(kind: str, steps: int) -> Any:
+    """A network trained under a bound of its own, and its end."""
+    run = Run(kind, "sgd", SpectralClip(), max_lipschitz=2.0).train(0, steps, apart=True)
+    bounds = dict(run.attachment.max_norms)
+    run.attachment.finalize(certify=True)
+    assert run.attachment.network_bound is not None
+    return run.weights(), bounds, run.attachment.network_bound.upper
+
+
+@pytest.mark.parametrize("kind", ["ddp", FSDP])
+def test_one_bound_for_the_network_is_the_same_for_all_ranks(pair: Processes, kind: str) -> None:
+    """Past the step at which bounds move."""
+    (weights, bounds, proved), (other_weights, other_bounds, other_proved) = pair.run(
+        _held_as_one, kind, 101
+    )
+    assert same(weights, other_weights)
+    assert bounds == other_bounds
+    assert proved == other_proved <= 2.0
