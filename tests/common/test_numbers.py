@@ -55,9 +55,7 @@ def test_what_is_no_bound_is_refused_before_anything_changes(bound: Any) -> None
         lambda: sc.clip_(layer, max_norm=bound),
         lambda: sc.clip_model_(model, torch.zeros(1, 6), max_norm=bound),
         lambda: sc.clip_model_(model, torch.zeros(1, 6), max_norm={"0": bound}),
-        lambda: sc.attach(
-            model, optimizer, torch.zeros(1, 6), method=methods.SpectralClip(), max_norm=bound
-        ),
+        lambda: sc.attach(model, optimizer, torch.zeros(1, 6), max_norm={"0": bound}),
         lambda: methods.paper_clip_(layer, (6,), bound),
     ):
         with pytest.raises(ValueError, match=r"max_norm.*must be a positive number"):

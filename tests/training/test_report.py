@@ -95,6 +95,15 @@ def test_a_network_without_a_bound_has_none() -> None:
         assert attachment.report(inputs()).bound is None
 
 
+def test_tokens_have_a_spread_and_no_gain() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 3))
+    tokens = torch.randint(9, (16, 3))
+    with attach(model, None, tokens) as attachment:
+        report = attachment.report(tokens)
+    assert report.spread > 0 and math.isnan(report.gain)
+
+
 def test_printed() -> None:
     with attach(network(), None, inputs(1), max_lipschitz=4.0) as attachment:
         lines = str(attachment.report(inputs())).splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -61,7 +62,7 @@ class TrainingReport:
         spread: How much scores differ from input to input: their standard deviation over the
             inputs, as the root mean square over the outputs.
         gain: The same over that of the inputs, both as vectors: how much of the difference between
-            inputs arrives at the output.
+            inputs arrives at the output; NaN for inputs that are no floating-point numbers.
     """
 
     step: int
@@ -101,7 +102,12 @@ def spread_and_gain(model: nn.Module, inputs: ExampleInputs) -> tuple[float, flo
         raise ValueError("inputs must be a batch of two or more: scores are compared over it.")
     with torch.no_grad(), in_evaluation(model):
         made = [tensor for tensor in tensors_in(model(*args, **kwargs)) if tensor.ndim]
-    return _moments(given, [tensor for tensor in made if tensor.is_floating_point()])
+    scores = [tensor for tensor in made if tensor.is_floating_point()]
+    if not scores:
+        raise ValueError(
+            "The model returns no floating-point tensor: there are no scores to compare."
+        )
+    return _moments(given, scores)
 
 
 def bound_by_rules(
@@ -152,14 +158,16 @@ def foreseen_spread(
         except Exception:  # whatever a model does not like about random inputs
             return None
     made = [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
-    if not all(len(tensor) == _INPUTS for tensor in (*given, *made) if tensor.ndim):
+    if not (given and made) or not all(t.shape[:1] == (_INPUTS,) for t in (*given, *made)):
         return None
-    return _moments(given, [tensor for tensor in made if tensor.ndim])[0]
+    return _moments(given, made)[0]
 
 
 def _moments(given: Sequence[Tensor], made: Sequence[Tensor]) -> tuple[float, float]:
     """The spread of what was made, and its share of that of what was given."""
-    outputs, inputs = (torch.cat([t.float().flatten(1) for t in ts], 1) for ts in (made, given))
-    variances, own = outputs.var(0), inputs.var(0).sum()
-    gain = (variances.sum() / own).sqrt() if bool(own > 0) else torch.zeros(())
+    variances, own = (
+        torch.cat([tensor.float().flatten(1).var(0) for tensor in tensors or [torch.zeros(2, 1)]])
+        for tensors in (made, given)
+    )
+    gain = (variances.sum() / own.sum()).sqrt() if bool(own.sum() > 0) else torch.tensor(math.nan)
     return float(variances.mean().sqrt()), float(gain)
