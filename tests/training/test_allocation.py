@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oracle import dense_norm
-from spectralclip import Attachment, attach, lipschitz_bounds
+from spectralclip import Attachment, NormWarning, attach, lipschitz_bounds
 from spectralclip._lipschitz import NetworkRules
 from spectralclip._training import Method
 from spectralclip.methods import FastClip, Gouk, Parametrize, SpectralClip
@@ -120,12 +120,12 @@ def test_bounds_are_equal_at_first_or_as_given() -> None:
 def test_a_layer_that_is_left_out_counts_at_its_norm() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
-    with attach(
-        model, None, torch.zeros(1, 4), max_lipschitz=16.0, proportions={"0": 1.0}
-    ) as attachment:
-        assert attachment.max_norms == pytest.approx(
-            {"0": 16 / dense_norm(model[2], (4,))}, rel=1e-3
+    with pytest.warns(NormWarning, match=r"\['2.weight'\] are trained, and are not held"):
+        attachment = attach(
+            model, None, torch.zeros(1, 4), max_lipschitz=16.0, proportions={"0": 1.0}
         )
+    norm = dense_norm(model[2], (4,))
+    assert attachment.max_norms == pytest.approx({"0": 16 / norm}, rel=1e-3)
 
 
 def test_frozen_layers_count_at_their_norms_and_get_a_part_when_they_are_freed() -> None:
@@ -203,6 +203,19 @@ def test_both_bounds_at_once() -> None:
 def test_a_bound_that_is_none(wrong: float) -> None:
     with pytest.raises(ValueError, match="max_lipschitz"):
         attach(Network(), None, EXAMPLE, max_lipschitz=wrong)
+
+
+def test_weights_outside_of_layers_are_warned_of() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model.register_parameter("last", nn.Parameter(torch.eye(4)))
+    model.forward = lambda x: F.linear(model[0](x).relu(), model.last)  # type: ignore
+    with pytest.warns(NormWarning, match=r"\['last'\] are trained, and are not held"):
+        attach(model, None, torch.zeros(1, 4), max_lipschitz=1.0).remove()
+
+
+def test_proportions_of_layers_that_are_not_there() -> None:
+    with pytest.raises(ValueError, match="proportions names"):
+        attach(Network(), None, EXAMPLE, max_lipschitz=1.0, proportions={"nothing": 1.0})
 
 
 def test_a_bound_that_cannot_be_reached_names_the_smallest() -> None:

@@ -140,13 +140,15 @@ def clip_found_layers_(
     return results
 
 
-def layer_targets(layers: Mapping[str, FoundLayer], max_norm: Targets) -> dict[str, float]:
-    """The bound of each layer that is to have one."""
+def layer_targets(
+    layers: Mapping[str, FoundLayer], max_norm: Targets, argument: str = "max_norm"
+) -> dict[str, float]:
+    """The bound of each layer that is to have one; errors name the argument that gave it."""
     if isinstance(max_norm, Mapping):
         unknown = [name for name in max_norm if name not in layers]
         if unknown:
             raise ValueError(
-                f"max_norm names {unknown}, which are not among the affine layers found: "
+                f"{argument} names {unknown}, which are not among the affine layers found: "
                 f"{list(layers)}. A layer that is bounded with the following batch norm has one "
                 "name together; skipped_layers says what was left out, and why."
             )
@@ -155,9 +157,10 @@ def layer_targets(layers: Mapping[str, FoundLayer], max_norm: Targets) -> dict[s
         answers = {name: max_norm(name, layer) for name, layer in layers.items()}
         given = {name: bound for name, bound in answers.items() if bound is not None}
     else:
-        return dict.fromkeys(layers, positive_number(max_norm, "max_norm"))
+        return dict.fromkeys(layers, positive_number(max_norm, argument))
     return {
-        name: positive_number(bound, f"max_norm of layer {name!r}") for name, bound in given.items()
+        name: positive_number(bound, f"{argument} of layer {name!r}")
+        for name, bound in given.items()
     }
 
 

@@ -12,7 +12,7 @@ from spectralclip._clipping import Targets, layer_targets
 from spectralclip._common import checked_seed
 from spectralclip._models import ExampleInputs, FoundLayer, Pairs, find_layers, unwrapped
 from spectralclip._operators import plain_numerics
-from spectralclip._training.allocation import Allocation
+from spectralclip._training.allocation import EVERY, Allocation
 from spectralclip._training.attachment import LIVE, Attachment, Schedule
 from spectralclip._training.distributed.sharing import are_moved, weights_of
 from spectralclip._training.method import Method, warn
@@ -110,8 +110,10 @@ def attach(
     _refuse_evaluated_elsewhere(method, optimizers)
     found = find_layers(bare, example_inputs, method.composes, pairs=pairs)
     wanted = {name: layer for name, layer in found.items() if method.takes(layer)}
-    given = 1.0 if max_norm is None else max_norm
-    bounds = layer_targets(wanted, given if max_lipschitz is None else proportions)
+    if max_lipschitz is None:
+        bounds = layer_targets(wanted, 1.0 if max_norm is None else max_norm)
+    else:
+        bounds = layer_targets(wanted, proportions, "proportions")
     if not bounds:
         _refuse_others(method, found)
         raise ValueError(
@@ -133,6 +135,7 @@ def attach(
         covered = [name for name, one in layers.items() if are_moved(weights_of(one), optimizers)]
         allocation = Allocation(bare, example_inputs, max_lipschitz, layers, bounds, covered)
         bounds = allocation.bounds
+        _warn_of_other_weights(bare, layers)
     attachment = Attachment(
         method, bare, layers, optimizers, bounds, schedule, seed, example_inputs, allocation
     )
@@ -176,6 +179,21 @@ def _warn_of_uncovered(attachment: Attachment) -> None:
             f"The layers {list(left)} are not held: their weights are {next(iter(left.values()))}. "
             "Give every optimizer that trains the model, as in attach(..., [first, second], ...), "
             "or leave them out by max_norm."
+        )
+
+
+def _warn_of_other_weights(model: nn.Module, layers: Mapping[str, FoundLayer]) -> None:
+    """Name the matrices and kernels that train outside of layers, as by `F.linear(x, weight)`."""
+    held = {id(p) for one in layers.values() for part in one.modules for p in part.parameters()}
+    free = [
+        name
+        for name, weight in model.named_parameters()
+        if weight.requires_grad and weight.ndim > 1 and id(weight) not in held
+    ]
+    if free:
+        warn(
+            f"The weights {free} are trained, and are not held: max_lipschitz counts them as they "
+            f"are, and looks at them every {EVERY} steps. In between the network may exceed it."
         )
 
 
