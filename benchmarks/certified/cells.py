@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.certified.recipe import QUICK, Recipe
-from benchmarks.certified.runs import run_all
-from benchmarks.certified.training import PGD_IMAGES, Task
+from benchmarks.certified.training import PGD_IMAGES, Task, said, train
 from benchmarks.common.session import Session
+from benchmarks.common.training_runs import run_all
 
 SEEDS = (0, 1, 2)
 
@@ -43,10 +44,11 @@ def measure(
     found = run_all(
         session,
         wanted,
-        folder,
+        partial(train, folder=folder),
         only=only,
         finished=finished,
         processes=processes,
+        said=said,
         seconds=seconds,
         nominal={name: 60 * minutes for name in steps},
     )

@@ -8,13 +8,14 @@ certified accuracy at 36/255 on these is taken; between equals, the one with the
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.certified.recipe import QUICK, Recipe
-from benchmarks.certified.runs import Found, run_all
-from benchmarks.certified.training import RADII, Task
+from benchmarks.certified.training import RADII, Task, said, train
 from benchmarks.common.session import Session
+from benchmarks.common.training_runs import Found, run_all
 
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 SHARE = 0.05  # of the steps
@@ -50,10 +51,11 @@ def measure(
     found = run_all(
         session,
         tasks(session.quick, steps),
-        folder,
+        partial(train, folder=folder),
         only=only,
         finished=finished,
         processes=processes,
+        said=said,
         seconds=seconds,
         nominal={name: 60 * minutes * SHARE for name in steps},
     )

@@ -1,18 +1,17 @@
-"""What is the same for all: the network, its loss, its optimizer and its batches."""
+"""What is the same for all: the network, its loss and its schedule."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from experiments.data import Dataset, crop_and_flip
+from experiments.data import Dataset
 from spectralclip import margin_cross_entropy
 from spectralclip.nn import CenterNorm, MaxMin
 
-Labelled = tuple[Tensor, Tensor]  # images of bytes, and their classes
 LayerType = Callable[..., nn.Module]
 LIPSCHITZ = 1.0  # what networks are held at, and what the loss assumes
 
@@ -77,20 +76,3 @@ def schedule(recipe: Recipe, steps: int) -> Callable[[int], float]:
     """One cycle: the rate at each step, from 0 on, in parts of the largest."""
     peak = max(1, round(recipe.warm_up * steps))
     return lambda step: min((step + 1) / peak, (steps - step) / (steps - peak + 1))
-
-
-def batches(
-    part: Labelled, size: int, generator: torch.Generator
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pixels in [0, 1], cropped and flipped, without end: each image once in an epoch."""
-    images, labels = part
-    while True:
-        order = torch.randperm(len(labels), generator=generator)
-        for chosen in order[: len(order) // size * size].split(size):
-            yield crop_and_flip(images[chosen], generator).float() / 255, labels[chosen]
-
-
-def held_out(dataset: Dataset, count: int) -> tuple[Labelled, Labelled]:
-    """The training images without the last ones, and these."""
-    images, labels = dataset.train_images, dataset.train_labels
-    return (images[:-count], labels[:-count]), (images[-count:], labels[-count:])

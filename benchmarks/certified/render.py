@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
 from statistics import fmean
 
@@ -11,7 +11,7 @@ from benchmarks.certified.picture import is_drawable
 from benchmarks.certified.recipe import Recipe
 from benchmarks.certified.training import LOCAL_IMAGES, RADII
 from benchmarks.common.pages import Row, grouped, number, table
-from experiments.judging.statistics import interval
+from benchmarks.common.training_pages import failed_runs, machines, missing, percent
 
 INTRODUCTION = """\
 # Certified accuracy at equal time
@@ -73,8 +73,8 @@ def render(results: Row, picture: str = "../images/certified.png") -> str:
         _networks(parts.get("train")),
         _steps(parts.get("steps"), parts.get("train")),
         _rates(parts.get("rates")),
-        _failed(parts),
-        _surroundings(parts),
+        failed_runs(parts),
+        machines(parts),
     ]
     return "\n".join(section for section in sections if section)
 
@@ -105,7 +105,7 @@ def _status(results: Row) -> str:
         rates = parts["rates"]
         share = f"{100 * rates['share']:g} % of {rates['minutes']:g} minutes"
         lines.append(f"- Learning rates were chosen in runs of {share} each.")
-        lines += _missing("a rate", [n for n in COMPETITORS if n not in rates["chosen"]])
+        lines += missing("a rate", [n for n in COMPETITORS if n not in rates["chosen"]])
     else:
         lines.append("- Learning rates have not been chosen yet.")
     if "train" not in parts:
@@ -118,11 +118,7 @@ def _status(results: Row) -> str:
         f"{wanted * len(COMPETITORS)} runs, {train['processes']} at a time."
     )
     few = [f"{n} ({seeds.get(n, 0)} of {wanted})" for n in COMPETITORS if seeds.get(n, 0) < wanted]
-    return text + "\n".join([*lines, *_missing("some seeds", few)]) + "\n"
-
-
-def _missing(what: str, names: list[str]) -> list[str]:
-    return [f"- **Missing**: {what} for {', '.join(names)}."] if names else []
+    return text + "\n".join([*lines, *missing("some seeds", few)]) + "\n"
 
 
 def _by_competitor(part: Row) -> dict[str, list[Row]]:
@@ -152,20 +148,13 @@ def _table(part: Row | None) -> str:
             name,
             str(len(rows)),
             f"{rows[0]['task']['steps']:,}",
-            *[_percent(row["certified"][str(radius)] for row in rows) for radius in RADII],
-            _percent(row["accuracy"] for row in rows),
-            _percent(row["pgd"] for row in rows),
+            *[percent(row["certified"][str(radius)] for row in rows) for radius in RADII],
+            percent(row["accuracy"] for row in rows),
+            percent(row["pgd"] for row in rows),
         ]
         for name, rows in _by_competitor(part).items()
     ]
     return text + table(header, body)
-
-
-def _percent(values: Iterable[float]) -> str:
-    found = interval([100 * value for value in values])
-    if found.count < 2:
-        return f"{found.mean:.1f}"
-    return f"{found.mean:.1f} ± {found.high - found.mean:.1f}"
 
 
 NETWORKS = """\
@@ -272,26 +261,3 @@ def _tried(row: Row | None, *, bold: bool) -> str:
         return "-"
     text = f"{100 * row['certified'][str(RADII[0])]:.1f} ({100 * row['accuracy']:.1f})"
     return f"**{text}**" if bold else text
-
-
-def _failed(parts: Row) -> str:
-    failed = [row for part in parts.values() for row in part.get("failed", [])]
-    if not failed:
-        return ""
-    return "## Failed\n\n" + table(["run", "error"], [[r["run"], r["error"]] for r in failed])
-
-
-def _surroundings(parts: Row) -> str:
-    if not parts:
-        return ""
-    text = "## Machine\n\n"
-    for name, part in parts.items():
-        versions = ", ".join(
-            f"{package} {version}" for package, version in part["versions"].items()
-        )
-        machine = part["machine"]
-        text += f"- {name}: {machine['cpu']}, {machine['cores']} cores, {machine['threads']} "
-        text += f"thread a process; {versions}"
-        ratio = part["wall_over_cpu"]
-        text += ".\n" if ratio is None else f"; wall time over CPU time {ratio:.2f}.\n"
-    return text

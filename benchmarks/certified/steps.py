@@ -16,7 +16,8 @@ from typing import Any
 
 from benchmarks.certified.competitors import COMPETITORS
 from benchmarks.certified.recipe import QUICK, Recipe
-from benchmarks.certified.training import Task, Training, data
+from benchmarks.certified.training import Task, Training
+from benchmarks.common.images import data
 from benchmarks.common.session import Session
 
 WARM_UP, ROUNDS = 20, 100

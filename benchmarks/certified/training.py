@@ -5,25 +5,29 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.certified.competitors import COMPETITORS, finish
-from benchmarks.certified.recipe import Labelled, Recipe, batches, held_out, loss_of, schedule
-from experiments.attacks import pgd_linf, robust_accuracy
-from experiments.data import Dataset, load, subset
+from benchmarks.certified.recipe import Recipe, loss_of, schedule
+from benchmarks.common.images import (
+    Labelled,
+    accuracy,
+    attacked,
+    batches,
+    data,
+    held_out,
+    scores_of,
+)
+from experiments.data import Dataset
 from spectralclip import certified_accuracy, lipschitz_bounds
 
 RADII = (36, 72, 108)  # in 255ths, in the l2 norm
-PGD_EPS, PGD_STEPS, PGD_STRIDE = 2 / 255, 20, 0.25 * 2 / 255
 PGD_IMAGES = 1000  # the first ones of the test
 LOCAL_IMAGES = 8  # where the Jacobian is looked at
-QUICK_IMAGES = (1000, 200)  # to train and to test with
-CHUNK = 250  # images that go through a network together
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,14 @@ class Task:
     recipe: Recipe
     images: str = "cifar10"  # as `experiments.data` knows it
     held_out: int = 0  # training images that are tested with in place of the test images
+
+    @property
+    def group(self) -> str:
+        return self.competitor
+
+    @property
+    def label(self) -> str:
+        return f"{self.competitor}, rate {self.rate:g}, seed {self.seed}"
 
     def described(self) -> dict[str, Any]:
         """As it is stored: lists in place of tuples."""
@@ -74,20 +86,10 @@ class Training:
         return value
 
 
-@lru_cache
-def data(name: str, folder: Path) -> Dataset:
-    """The images, read once in each process."""
-    found = load(name, folder)
-    return subset(found, *QUICK_IMAGES) if name == "synthetic" else found
-
-
 def train(task: Task, folder: Path) -> dict[str, Any]:
     """A whole run, as it is stored."""
     dataset = data(task.images, folder)
-    part: Labelled = dataset.train_images, dataset.train_labels
-    tests: Labelled = dataset.test_images, dataset.test_labels
-    if task.held_out:
-        part, tests = held_out(dataset, task.held_out)
+    part, tests = held_out(dataset, task.held_out)
     began = time.perf_counter()
     training = Training(task, dataset, part)
     losses = [training.step() for _ in range(task.steps)]
@@ -97,29 +99,30 @@ def train(task: Task, folder: Path) -> dict[str, Any]:
         "task": task.described(),
         "seconds": seconds,
         "loss": sum(last) / len(last),
-        "accuracy_before": _accuracy(training.model, tests),
+        "accuracy_before": accuracy(training.model, tests),
     }
     finish(training.model, training.attachment)
-    measured = _measured(training.model, tests, attacked=not task.held_out)
+    measured = _measured(training.model, tests, under_attack=not task.held_out)
     return {**row, **measured, "total_seconds": time.perf_counter() - began}
 
 
-def _measured(model: nn.Module, tests: Labelled, attacked: bool) -> dict[str, Any]:
+def _measured(model: nn.Module, tests: Labelled, under_attack: bool) -> dict[str, Any]:
     """What the network does on images, and what is proved of it."""
     images, labels = tests
     some = images[:LOCAL_IMAGES].float() / 255
     bound = lipschitz_bounds(model, some)
-    scores = _scores(model, images)
+    scores = scores_of(model, images)
     certified = {
         str(radius): float(
             certified_accuracy(scores.double(), labels, lipschitz=bound, radius=radius / 255)
         )
         for radius in RADII
     }
+    pgd = attacked(model, images[:PGD_IMAGES], labels[:PGD_IMAGES]) if under_attack else None
     return {
         "accuracy": float((scores.argmax(1) == labels).double().mean()),
         "certified": certified,
-        "pgd": _attacked(model, images[:PGD_IMAGES], labels[:PGD_IMAGES]) if attacked else None,
+        "pgd": pgd,
         "bound": _finite(bound.upper),
         "lower": bound.lower,
         "product": _finite(bound.product),
@@ -131,28 +134,6 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-@torch.no_grad()
-def _scores(model: nn.Module, images: Tensor) -> Tensor:
-    model.eval()
-    return torch.cat([model(chunk.float() / 255) for chunk in images.split(CHUNK)])
-
-
-def _accuracy(model: nn.Module, tests: Labelled) -> float:
-    images, labels = tests
-    return float((_scores(model, images).argmax(1) == labels).double().mean())
-
-
-def _attacked(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Accuracy under projected gradient descent in the l-infinity norm."""
-    pixels = images.float() / 255
-    moved = pgd_linf(
-        model,
-        pixels,
-        labels,
-        eps=PGD_EPS,
-        steps=PGD_STEPS,
-        step_size=PGD_STRIDE,
-        generator=torch.Generator().manual_seed(0),
-        batch=CHUNK,
-    )
-    return robust_accuracy(model, pixels, moved, labels, batch=CHUNK)
+def said(row: dict[str, Any]) -> str:
+    """A finished run in a few words."""
+    return f"accuracy {row['accuracy']:.3f}, certified {row['certified']}"

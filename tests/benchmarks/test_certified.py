@@ -14,16 +14,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.certified import __main__ as command
-from benchmarks.certified import rates, runs
+from benchmarks.certified import rates
 from benchmarks.certified.competitors import COMPETITORS, NONE, OURS, finish
-from benchmarks.certified.recipe import QUICK, Recipe, batches, network, schedule
+from benchmarks.certified.recipe import QUICK, Recipe, network, schedule
 from benchmarks.certified.render import render
-from benchmarks.certified.runs import Found, run_all
 from benchmarks.certified.steps import seconds_of, steps_within
-from benchmarks.certified.training import Task, Training, data
+from benchmarks.certified.training import Task, Training, said
+from benchmarks.common import training_runs as runs
+from benchmarks.common.command import seconds_of as seconds_given
+from benchmarks.common.images import batches, data
 from benchmarks.common.runs import ROOT
 from benchmarks.common.session import Session
+from benchmarks.common.training_runs import Found, run_all
 from spectralclip import lipschitz_bounds
 
 NOWHERE = Path("there is no such folder")
@@ -123,13 +125,13 @@ def test_as_many_steps_as_fit() -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("150m", 9000), ("2h", 7200), ("1.5s", 1.5)])
 def test_times_on_the_command_line(text: str, seconds: float) -> None:
-    assert command.seconds_of(text) == seconds
+    assert seconds_given(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["150", "m", "-3m", "2 h"])
 def test_what_is_no_time(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="150m"):
-        command.seconds_of(text)
+        seconds_given(text)
 
 
 # --- Runs ---------------------------------------------------------------------------------
@@ -163,41 +165,41 @@ def test_the_rate_with_the_most_certified_is_taken_and_accuracy_decides_between_
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
-    """The runs that were begun, each of which ends at once; AOL fails."""
-    found: list[Task] = []
-
-    def train(one: Task, folder: Path) -> dict[str, Any]:
-        found.append(one)
-        if one.competitor == "AOL":
-            raise ArithmeticError("the loss is nan")
-        return row(one, 0.3)
+    """The runs that were begun, one by one in this process."""
 
     def one_by_one(function: Callable[..., Any], tasks: Sequence[Task], _: int) -> Iterator[Any]:
         return map(function, tasks)
 
-    monkeypatch.setattr(runs, "train", train)
     monkeypatch.setattr(runs, "outcomes", one_by_one)
-    return found
+    return []
 
 
-def went(tasks: list[Task], file: Path, **changes: Any) -> Found:
-    settings = {"only": COMPETITORS, "finished": file, "processes": 1}
-    return run_all(Session(quick=True), tasks, NOWHERE, **{**settings, **changes})
+def went(begun: list[Task], tasks: list[Task], file: Path, **changes: Any) -> Found:
+    """Runs that end at once; AOL fails."""
+
+    def train(one: Task) -> dict[str, Any]:
+        begun.append(one)
+        if one.competitor == "AOL":
+            raise ArithmeticError("the loss is nan")
+        return row(one, 0.3)
+
+    settings = {"only": COMPETITORS, "finished": file, "processes": 1, "said": said}
+    return run_all(Session(quick=True), tasks, train, **{**settings, **changes})
 
 
 def test_what_is_stored_is_not_run_again(begun: list[Task], tmp_path: Path) -> None:
     first, second = task(OURS), task(OURS, seed=1)
     file = tmp_path / "runs.jsonl"
-    assert len(went([first], file).rows) == 1
-    assert len(went([first, second], file).rows) == 2
+    assert len(went(begun, [first], file).rows) == 1
+    assert len(went(begun, [first, second], file).rows) == 2
     assert begun == [first, second]
     other = task(OURS, steps=7)
-    assert [r["task"]["steps"] for r in went([other], file).rows] == [7]
+    assert [r["task"]["steps"] for r in went(begun, [other], file).rows] == [7]
     assert begun[2:] == [other]
 
 
 def test_a_run_that_fails_is_named_and_the_others_go_on(begun: list[Task], tmp_path: Path) -> None:
-    found = went([task("AOL"), task(OURS)], tmp_path / "runs.jsonl")
+    found = went(begun, [task("AOL"), task(OURS)], tmp_path / "runs.jsonl")
     assert [r["task"]["competitor"] for r in found.rows] == [OURS]
     (failed,) = found.failed
     assert "AOL" in failed["run"] and "the loss is nan" in failed["error"]
@@ -207,16 +209,16 @@ def test_no_run_is_begun_that_could_not_end(begun: list[Task], tmp_path: Path) -
     tasks, file = [task(OURS), task(OURS, seed=1)], tmp_path / "runs.jsonl"
     nominal = {OURS: 60.0}
     enough = 60 * runs.SLOWER + runs.ENDING + 30
-    short = went(tasks, file, seconds=enough - 60, nominal=nominal)
+    short = went(begun, tasks, file, seconds=enough - 60, nominal=nominal)
     assert not begun and not short.rows and len(short.left) == 2
-    went(tasks[:1], file, seconds=enough, nominal=nominal)
+    went(begun, tasks[:1], file, seconds=enough, nominal=nominal)
     assert begun == tasks[:1]
     # The first took 100 s in all: there is time for the second after all.
-    assert not went(tasks, file, seconds=enough - 60, nominal=nominal).left
+    assert not went(begun, tasks, file, seconds=enough - 60, nominal=nominal).left
 
 
 def test_competitors_that_were_not_asked_for_wait(begun: list[Task], tmp_path: Path) -> None:
-    found = went([task(OURS), task(NONE)], tmp_path / "runs.jsonl", only=[NONE])
+    found = went(begun, [task(OURS), task(NONE)], tmp_path / "runs.jsonl", only=[NONE])
     assert begun == [task(NONE)]
     assert len(found.left) == 1 and OURS in found.left[0]
 

@@ -1,0 +1,1 @@
+"""Test accuracy against accuracy under attack, over each method's own bound."""

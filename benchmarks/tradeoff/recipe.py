@@ -1,0 +1,112 @@
+"""What is the same for all: the network and how it is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from benchmarks.tradeoff.series import Series
+from experiments.data import Dataset
+from experiments.models import build
+from spectralclip import Attachment, attach, init_at_bound_
+from spectralclip.nn import CenterNorm, ScalarBatchNorm, replace_batch_norms_
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Network and training; the number of steps and the learning rate are not part of it."""
+
+    width: int = 8
+    batch: int = 128
+    momentum: float = 0.9  # of SGD
+    warm_up: float = 0.2  # share of the steps in which the rate rises; then it falls to zero
+
+
+QUICK = Recipe(width=2, batch=32)
+
+
+class Scaled(nn.Module):
+    """A network whose scores are multiplied by a constant, which bounds of it therefore count."""
+
+    def __init__(self, network: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.network, self.scale = network, scale
+
+    def forward(self, images: Tensor) -> Tensor:
+        scores: Tensor = self.scale * self.network(images)
+        return scores
+
+
+def network(
+    series: Series, bound: float | None, recipe: Recipe, dataset: Dataset, seed: int
+) -> nn.Module:
+    """From pixels in [0, 1] to scores, at its start."""
+    has_norm = series.norm is not None
+    model = build("resnet18", width=recipe.width, batch_norm=has_norm, dataset=dataset, seed=seed)
+    if series.norm is ScalarBatchNorm or series.norm is CenterNorm:
+        replace_batch_norms_(model, series.norm)
+    scaled: Any = Scaled(model, series.scale)  # torch does not type `memory_format`
+    scaled.to(memory_format=layout(recipe.width))
+    if series.at_bound:
+        generator = torch.Generator().manual_seed(seed)
+        bounds = bounds_of(series, bound)
+        init_at_bound_(scaled, example(dataset), generator=generator, **bounds)
+    found: nn.Module = scaled
+    return found
+
+
+def layout(width: int) -> torch.memory_format:
+    """Channels last, which is faster, where the first strided 1x1 convolution fills a block.
+
+    With fewer channels in this layout, its backward pass writes past the memory of oneDNN
+    (uxlfoundation/oneDNN#6035): the process dies, or goes on with wrong numbers.
+    """
+    block = 16 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 8
+    return torch.channels_last if width >= block else torch.contiguous_format
+
+
+def bounds_of(series: Series, bound: float | None) -> dict[str, Any]:
+    """The bound by the name of its argument; that is empty where nothing is held."""
+    return {} if series.sweep is None else {series.sweep: bound}
+
+
+def example(dataset: Dataset) -> Tensor:
+    """One input of the network."""
+    return torch.zeros(1, *dataset.in_shape)
+
+
+def optimizer_of(series: Series, model: nn.Module, recipe: Recipe, rate: float) -> Optimizer:
+    """Without weight decay."""
+    if series.optimizer == "adam":
+        return torch.optim.Adam(model.parameters(), lr=rate)
+    return torch.optim.SGD(model.parameters(), lr=rate, momentum=recipe.momentum, nesterov=True)
+
+
+def attached(
+    series: Series,
+    bound: float | None,
+    model: nn.Module,
+    optimizer: Optimizer,
+    dataset: Dataset,
+    seed: int,
+) -> Attachment | None:
+    """The method at work, if there is one."""
+    if series.method is None:
+        return None
+    bounds = bounds_of(series, bound)
+    method = series.method()
+    return attach(model, optimizer, example(dataset), method=method, seed=seed, **bounds)
+
+
+def finish(series: Series, attachment: Attachment | None) -> None:
+    """End a training: ours clips and proves the bound; what others have left stays as it is."""
+    if attachment is None:
+        return
+    if series.is_ours:
+        attachment.finalize(certify=True)
+    else:
+        attachment.remove()

@@ -1,0 +1,169 @@
+"""What is swept: networks that are not held, and methods that hold them at several bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from spectralclip import Method
+from spectralclip.methods import FastClip, Gouk, Parametrize, SpectralClip
+from spectralclip.nn import CenterNorm, ScalarBatchNorm
+
+PLAIN, NORMED = "without a norm", "with a norm"
+Sweep = Literal["max_lipschitz", "max_norm"]
+
+# Of the network with its scores times 100. Layers at 1 make it 127.
+NETWORK_BOUNDS = (30.0, 100.0, 300.0, 1000.0, 3000.0)
+NORMED_NETWORK_BOUNDS = (1e2, 1e3, 1e4, 1e5, 1e6)
+LAYER_BOUNDS = (0.7, 1.0, 1.5, 2.5, 4.0)
+ADAM_RATES = (0.002, 0.005, 0.0125)
+SGD_RATES = (0.1, 0.2, 0.4)
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve, or one point where nothing is held.
+
+    Attributes:
+        name: On the page; without commas.
+        about: What it does, in a few words.
+        panel: In which part of the picture it is.
+        seconds: What a step takes, roughly, of one core; from a dozen steps.
+        norm: After each convolution: None for nothing, or the type of batch norm.
+        method: What is attached; None for nothing.
+        sweep: What its bounds are of.
+        bounds: From the lowest up; a single None where nothing is held.
+        at_bound: Whether weights begin orthogonal, at the bound (at 1 where there is none).
+        scale: What the scores are multiplied by, as part of the network.
+        optimizer: Adam, or SGD with Nesterov momentum.
+        rates: Learning rates that are tried.
+    """
+
+    name: str
+    about: str
+    panel: str
+    seconds: float
+    norm: type[nn.Module] | None = None
+    method: Callable[[], Method] | None = None
+    sweep: Sweep | None = None
+    bounds: tuple[float | None, ...] = (None,)
+    at_bound: bool = True
+    scale: float = 100.0
+    optimizer: Literal["adam", "sgd"] = "adam"
+    rates: tuple[float, ...] = ADAM_RATES
+
+    @property
+    def is_held(self) -> bool:
+        return self.method is not None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is the method that the page is about."""
+        return self.sweep == "max_lipschitz"
+
+    @property
+    def middle(self) -> float | None:
+        """The bound that the learning rate is chosen at."""
+        return self.bounds[len(self.bounds) // 2]
+
+    @property
+    def inner(self) -> tuple[float | None, ...]:
+        """All bounds but the lowest and the highest, or the only one."""
+        return self.bounds[1:-1] or self.bounds
+
+
+def _composed() -> SpectralClip:
+    return SpectralClip(compose="conv_bn")
+
+
+def _ours(
+    name: str, about: str, seconds: float, norm: type[nn.Module], method: Callable[[], Method]
+) -> Series:
+    return Series(
+        name, about, NORMED, seconds, norm, method, "max_lipschitz", NORMED_NETWORK_BOUNDS
+    )
+
+
+# In the order in which they are run: what decides the figures first.
+_ALL = (
+    Series("unclipped", "nothing is held; torch's start", PLAIN, 0.165, at_bound=False, scale=1.0),
+    Series(
+        "unclipped + orthogonal start",
+        "nothing is held; orthogonal weights of norm 1, scores times 10",
+        PLAIN,
+        0.165,
+        scale=10.0,
+    ),
+    Series(
+        "SpectralClip",
+        "clips after each step; the network's constant",
+        PLAIN,
+        0.24,
+        method=SpectralClip,
+        sweep="max_lipschitz",
+        bounds=NETWORK_BOUNDS,
+    ),
+    Series(
+        "unclipped + BatchNorm",
+        "nothing is held; torch's start, SGD",
+        NORMED,
+        0.19,
+        nn.BatchNorm2d,
+        at_bound=False,
+        scale=1.0,
+        optimizer="sgd",
+        rates=SGD_RATES,
+    ),
+    _ours(
+        "SpectralClip + CenterNorm",
+        "norms that centre only; the network's constant",
+        0.22,
+        CenterNorm,
+        SpectralClip,
+    ),
+    Series(
+        "FastClip",
+        "one power iteration a step, a clip every 100; layers",
+        PLAIN,
+        0.19,
+        method=FastClip,
+        sweep="max_norm",
+        bounds=LAYER_BOUNDS,
+    ),
+    Series(
+        "Parametrize",
+        "divides by the true norm; layers",
+        PLAIN,
+        0.39,
+        method=Parametrize,
+        sweep="max_norm",
+        bounds=LAYER_BOUNDS,
+    ),
+    Series(
+        "Gouk",
+        "divides by an estimate after each step; layers",
+        PLAIN,
+        0.25,
+        method=Gouk,
+        sweep="max_norm",
+        bounds=LAYER_BOUNDS,
+    ),
+    _ours(
+        "SpectralClip + ScalarBatchNorm",
+        "one deviation for all channels, held with the convolution; the network's constant",
+        0.30,
+        ScalarBatchNorm,
+        _composed,
+    ),
+    _ours(
+        "SpectralClip + BatchNorm",
+        "batch norms held with the convolution; the network's constant",
+        0.24,
+        nn.BatchNorm2d,
+        _composed,
+    ),
+)
+SERIES = {series.name: series for series in _ALL}
