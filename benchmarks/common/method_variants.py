@@ -20,7 +20,7 @@ class Variant(NamedTuple):
 
     def composes(self) -> bool:
         """Whether it is about compositions, and as its method elsewhere."""
-        return self.make().composes
+        return self.make().compose != "none"
 
 
 # Beside its defaults, what a method can be, or what it takes to see it at work in few steps.

@@ -59,7 +59,7 @@ def promises() -> list[Any]:
         pytest.param(name, promise, id="-".join([name, *map(str, promise.settings.values())]))
         for name in available()
         for promise in promises_of(get(name))
-        if not get(name)(**promise.settings).composes
+        if get(name)(**promise.settings).compose == "none"
     ]
 
 

@@ -27,7 +27,7 @@ def clip_model_(
     example_inputs: ExampleInputs,
     max_norm: Targets = 1.0,
     *,
-    compose: Compose = True,
+    compose: Compose = "conv_bn",
     pairs: Pairs = (),
     tol: float = 1e-3,
     exact: bool = False,
@@ -48,7 +48,7 @@ def clip_model_(
             them; or a function of a layer's name and `FoundLayer`, which may return None for
             one that is to be left alone.
         compose: Which layers to bound together, as for `find_layers`: a dense layer or
-            convolution and the following batch norm (True), "chains", or none (False).
+            convolution and the following batch norm ("conv_bn"), "chains", or "none".
         pairs: Layers to bound together besides, by name; as for `find_layers`.
         tol: As for `clip_`.
         exact: As for `clip_`.

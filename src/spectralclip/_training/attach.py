@@ -108,7 +108,7 @@ def attach(
         method = method.for_network()
     bare, optimizers = unwrapped(model), checked_optimizers(optimizer)
     _refuse_evaluated_elsewhere(method, optimizers)
-    found = find_layers(bare, example_inputs, method.composes, pairs=pairs)
+    found = find_layers(bare, example_inputs, method.compose, pairs=pairs)
     wanted = {name: layer for name, layer in found.items() if method.takes(layer)}
     if max_lipschitz is None:
         bounds = layer_targets(wanted, 1.0 if max_norm is None else max_norm)

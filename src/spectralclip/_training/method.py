@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from spectralclip._models import FoundLayer
+from spectralclip._models import Compose, FoundLayer
 from spectralclip._operators import AffineFunction, LinearOperator
 from spectralclip._training.distributed.sharing import Sharing
 from spectralclip._training.live import live_operator
@@ -124,9 +124,9 @@ class Method(NamedSettings, ABC):
     """
 
     @property
-    def composes(self) -> bool:
-        """Whether a convolution and the following batch norm count as one layer."""
-        return False
+    def compose(self) -> Compose:
+        """Which layers it holds as one, in the words of `find_layers`; by default each alone."""
+        return "none"
 
     @property
     def reparametrizes(self) -> bool:

@@ -44,7 +44,7 @@ def clip_checkpoint_(
     max_norm: float,
     *,
     layers: Sequence[str] = (),
-    compose: Compose = True,
+    compose: Compose = "conv_bn",
     **options: Any,
 ) -> dict[str, ClipResult]:
     """Clip the layers whose weights are in the checkpoint, in the model and in the checkpoint."""
