@@ -7,7 +7,6 @@ from spectralclip._training.distributed.consensus import DisagreementError as Di
 from spectralclip._training.distributed.sharing import Sharing as Sharing
 from spectralclip._training.distributed.sharing import weights_of as weights_of
 from spectralclip._training.engine.constrained_layer import BatchNorm as BatchNorm
-from spectralclip._training.live import live_operator as live_operator
 from spectralclip._training.method import Method as Method
 from spectralclip._training.method import MethodState as MethodState
 from spectralclip._training.method import NormWarning as NormWarning

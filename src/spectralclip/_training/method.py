@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from spectralclip._models import Compose, FoundLayer
-from spectralclip._operators import AffineFunction, LinearOperator
+from spectralclip._operators import AffineFunction, LinearOperator, operator_at
 from spectralclip._training.distributed.sharing import Sharing
-from spectralclip._training.live import live_operator
+from spectralclip._training.promise import Promise
 from spectralclip._training.settings import NamedSettings
 
 
@@ -83,7 +83,7 @@ class MethodState(ABC):
         if name not in self._functions:
             shapes = layer.in_shapes
             self._functions[name] = [AffineFunction(layer.modules, shape) for shape in shapes]
-        return [live_operator(one) for one in self._functions[name]]
+        return [operator_at(one) for one in self._functions[name]]
 
     def generator(self, *origin: object) -> torch.Generator:
         """A source of random numbers that depends on the seed and on what is given here alone.

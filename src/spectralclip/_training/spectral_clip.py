@@ -164,7 +164,7 @@ class _Following(MethodState):
         if due:
             estimates = self._engine.estimates()
             for name in due:
-                norm = self._checks.measure(name, step)
+                norm = self._checks.measure(name, step, self.operators)
                 self._checks.compare(name, estimates[name])
                 self._engine.correct(name, norm, estimates[name], bounds[name])
 
