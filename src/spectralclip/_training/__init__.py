@@ -14,7 +14,6 @@ from spectralclip._training.method import seeded as seeded
 from spectralclip._training.method import warn as warn
 from spectralclip._training.norm_estimate import NormEstimate as NormEstimate
 from spectralclip._training.promise import Promise as Promise
-from spectralclip._training.promise import promises_of as promises_of
 from spectralclip._training.report import LayerReport as LayerReport
 from spectralclip._training.report import TrainingReport as TrainingReport
 from spectralclip._training.spectral_clip import SpectralClip as SpectralClip

@@ -123,6 +123,8 @@ class Method(NamedSettings, ABC):
     `start` is all that has to be written; the other answers have defaults.
     """
 
+    promises = tuple[Promise, ...]()  # what it can be held to
+
     @property
     def compose(self) -> Compose:
         """Which layers it holds as one, in the words of `find_layers`; by default each alone."""

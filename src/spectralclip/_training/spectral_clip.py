@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from torch import nn
 
@@ -89,7 +89,7 @@ class SpectralClip(Method):
         True
     """
 
-    promises: ClassVar[tuple[Promise, ...]] = (
+    promises = (
         Promise(margin=0.01, steps=30),
         Promise(margin=0.01, steps=30, settings={"compose": "conv_bn"}),
     )
