@@ -118,8 +118,7 @@ def clip_found_layers_(
         return result.distance > 0
 
     seen = progress and sys.stderr.isatty()
-    parts = [module for layer in layers.values() for module in layer.modules]
-    with restored_on_failure(parameter for part in parts for parameter in part.parameters()):
+    with restored_on_failure(p for layer in layers.values() for p in layer.parameters()):
         with shown(seen, "clip", len(uses)) as steps:
             moved = []
             for name, in_shape in uses:

@@ -53,6 +53,10 @@ class FoundLayer:
     shared: tuple[str, ...]
     uses: int
 
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters of its modules, each once."""
+        return list(dict.fromkeys(p for module in self.modules for p in module.parameters()))
+
 
 class Survey(NamedTuple):
     """What a forward pass showed of a model."""

@@ -184,7 +184,7 @@ def _warn_of_uncovered(attachment: Attachment) -> None:
 
 def _warn_of_other_weights(model: nn.Module, layers: Mapping[str, FoundLayer]) -> None:
     """Name the matrices and kernels that train outside of layers, as by `F.linear(x, weight)`."""
-    held = {id(p) for one in layers.values() for part in one.modules for p in part.parameters()}
+    held = {id(p) for layer in layers.values() for p in layer.parameters()}
     free = [
         name
         for name, weight in model.named_parameters()
