@@ -22,6 +22,7 @@ from spectralclip._linalg.precision import full_precision as full_precision
 from spectralclip._linalg.precision import has_float64 as has_float64
 from spectralclip._linalg.precision import on_host as on_host
 from spectralclip._linalg.precision import sent as sent
+from spectralclip._linalg.precision import testable as testable
 from spectralclip._linalg.precision import wide as wide
 from spectralclip._linalg.qp import nonnegative_qp as nonnegative_qp
 from spectralclip._linalg.small_matrices import GramSVD as GramSVD

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from spectralclip._linalg import testable
 from spectralclip._models import Compose, FoundLayer
 from spectralclip._operators import AffineFunction, LinearOperator, operator_at
 from spectralclip._training.distributed.sharing import Sharing
@@ -180,7 +181,7 @@ def name_non_finite(method: Method, layers: Mapping[str, FoundLayer], error: Val
     for name, layer in layers.items():
         for module in layer.modules:
             for own, tensor in (*module.named_parameters(), *module.named_buffers()):
-                if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                if tensor.is_floating_point() and not bool(torch.isfinite(testable(tensor)).all()):
                     raise ValueError(
                         f"{type(method).__name__} cannot start on layer {name!r}: its {own!r} "
                         "holds NaN or infinite values. Restore finite ones, or leave the layer "
