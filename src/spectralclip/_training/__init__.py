@@ -5,7 +5,6 @@ from spectralclip._training.attachment import Attachment as Attachment
 from spectralclip._training.attachment import Schedule as Schedule
 from spectralclip._training.distributed.consensus import DisagreementError as DisagreementError
 from spectralclip._training.distributed.sharing import Sharing as Sharing
-from spectralclip._training.distributed.sharing import weights_of as weights_of
 from spectralclip._training.engine.constrained_layer import BatchNorm as BatchNorm
 from spectralclip._training.method import Method as Method
 from spectralclip._training.method import MethodState as MethodState
