@@ -1,6 +1,7 @@
 """The nearest layer within a bound."""
 
 from spectralclip._clipping.batch_norm import clamp_batch_norm_ as clamp_batch_norm_
+from spectralclip._clipping.clip import Certify as Certify
 from spectralclip._clipping.clip import ClipResult as ClipResult
 from spectralclip._clipping.clip import clip_ as clip_
 from spectralclip._clipping.clip_model import Targets as Targets

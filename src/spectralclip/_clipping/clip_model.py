@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
-from spectralclip._clipping.clip import ClipResult, clip_, restored_on_failure
+from spectralclip._clipping.clip import Certify, ClipResult, clip_, restored_on_failure
 from spectralclip._clipping.free_weights import Move
 from spectralclip._common import Shape, positive_number, shown
 from spectralclip._models import Compose, ExampleInputs, FoundLayer, Pairs, find_layers
@@ -31,7 +31,7 @@ def clip_model_(
     pairs: Pairs = (),
     tol: float = 1e-3,
     exact: bool = False,
-    certify: bool | Literal["deterministic"] = False,
+    certify: Certify = False,
     move: Move = "first",
     generator: torch.Generator | None = None,
     progress: bool = True,
@@ -96,7 +96,7 @@ def clip_found_layers_(
     targets: Mapping[str, float],
     *,
     progress: bool = False,
-    certify: bool | Literal["deterministic"] = False,
+    certify: Certify = False,
     **settings: Any,
 ) -> dict[str, ClipResult]:
     """Clip layers that have been found, each to its target, or none; `settings` as for `clip_`."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from spectralclip._clipping import ClipResult, clip_found_layers_
+from spectralclip._clipping import Certify, ClipResult, clip_found_layers_
 from spectralclip._lipschitz import NetworkBound
 from spectralclip._models import ExampleInputs, FoundLayer, is_sharded_tensor
 from spectralclip._operators import plain_numerics
@@ -235,9 +235,7 @@ class Attachment:
         }
 
     @plain_numerics()
-    def finalize(
-        self, *, certify: bool | Literal["deterministic"] = False, tol: float = 1e-3
-    ) -> dict[str, ClipResult]:
+    def finalize(self, *, certify: Certify = False, tol: float = 1e-3) -> dict[str, ClipResult]:
         """End the method with a full `clip_` of each layer that it kept, and remove it.
 
         Layers that are `uncovered` stay as they are. With `max_lipschitz`, the layers' bounds are
