@@ -207,3 +207,10 @@ def test_bad_pairs() -> None:
     for compose in ("norms", True, None):
         with pytest.raises(ValueError, match="compose must be 'none', 'conv_bn' or 'chains', got"):
             find_layers(model, SMALL_IMAGES, compose)  # type: ignore[arg-type]
+
+
+def test_a_parameter_that_two_parts_share_is_listed_once() -> None:
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3, bias=False)
+    second.weight = first.weight
+    (layer,) = find_layers(nn.Sequential(first, second), torch.zeros(1, 3), "chains").values()
+    assert [id(one) for one in layer.parameters()] == [id(first.weight), id(first.bias)]
