@@ -187,10 +187,9 @@ def _step(
 
 def _stated(variant: Variant, cell: Cell) -> Promise | None:
     """What the method promises of the layer, with these settings."""
-    from spectralclip._training import promises_of
     from spectralclip.methods import get
 
-    stated = [p for p in promises_of(get(variant.method)) if dict(p.settings) == variant.settings]
+    stated = [p for p in get(variant.method).promises if dict(p.settings) == variant.settings]
     return stated[0] if stated and stated[0].covers(cell.modules()[0]) else None
 
 

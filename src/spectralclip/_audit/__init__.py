@@ -1,7 +1,6 @@
 """Every affine layer of a model, and the network as a whole, as data."""
 
 from spectralclip._audit.audit import audit as audit
-from spectralclip._audit.estimates import EstimatedLayer as EstimatedLayer
 from spectralclip._audit.estimates import compare_estimates as compare_estimates
 from spectralclip._audit.estimates import estimates_sheet as estimates_sheet
 from spectralclip._audit.layer import LayerAudit as LayerAudit

@@ -155,7 +155,7 @@ def _network(
             request.seed,
             survey,
         )
-    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         return str(error) or type(error).__name__
 
 

@@ -84,7 +84,7 @@ def examine(
     try:
         with evaluation_mode(modules), plain_numerics(), torch.no_grad():
             return _findings(modules, shapes, request, whole)
-    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         return Findings(error=str(error) or type(error).__name__)
 
 

@@ -43,8 +43,8 @@ class Row(NamedTuple):
 
 def find_rows(survey: Survey) -> list[Row]:
     """Each layer, and each chain after the last of its layers; pairs before longer chains."""
-    layers = survey.layers(False)
-    chains = {**survey.layers(True), **survey.layers("chains")}
+    layers = survey.layers("none")
+    chains = {**survey.layers("conv_bn"), **survey.layers("chains")}
     after: dict[str, list[FoundLayer]] = {}
     for chain in chains.values():
         parts = [name for name in chain.name.split("+") if name in layers]

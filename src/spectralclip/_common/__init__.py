@@ -1,6 +1,5 @@
 """Numbers, names and files as users give them: what every other room may use."""
 
-from spectralclip._common.amx import FaultyProcessorError as FaultyProcessorError
 from spectralclip._common.amx import explained as explained
 from spectralclip._common.amx import needed as needed
 from spectralclip._common.commands import FINE as FINE

@@ -22,11 +22,9 @@ from spectralclip._linalg.precision import full_precision as full_precision
 from spectralclip._linalg.precision import has_float64 as has_float64
 from spectralclip._linalg.precision import on_host as on_host
 from spectralclip._linalg.precision import sent as sent
+from spectralclip._linalg.precision import testable as testable
 from spectralclip._linalg.precision import wide as wide
-from spectralclip._linalg.qp import Array as Array
-from spectralclip._linalg.qp import as_array as as_array
 from spectralclip._linalg.qp import nonnegative_qp as nonnegative_qp
-from spectralclip._linalg.qp import solve_nonnegative as solve_nonnegative
 from spectralclip._linalg.small_matrices import GramSVD as GramSVD
 from spectralclip._linalg.small_matrices import below as below
 from spectralclip._linalg.small_matrices import largest_eigenvalue as largest_eigenvalue

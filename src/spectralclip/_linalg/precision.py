@@ -49,6 +49,11 @@ def wide(x: Tensor) -> Tensor:
     return x.detach().to(torch.promote_types(x.dtype, torch.float64))
 
 
+def testable(x: Tensor) -> Tensor:
+    """A tensor that can be asked for NaN and infinities: torch has no such test of eight bits."""
+    return x.detach().float() if x.element_size() < 2 else x.detach()
+
+
 def sent(x: Tensor, device: torch.device, dtype: torch.dtype, *, copy: bool = False) -> Tensor:
     """A tensor in another place and precision, converted on the side that has both precisions."""
     if has_float64(x.device):

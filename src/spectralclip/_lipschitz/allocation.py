@@ -53,12 +53,8 @@ class NetworkRules:
         model: nn.Module,
         example_inputs: ExampleInputs,
         layers: Mapping[str, FoundLayer],
-        *,
-        tol: float = 0.01,
-        failure: float = 1e-6,
-        seed: int = 0,
     ) -> None:
-        """Follow the model once; as for `lipschitz_bounds`.
+        """Follow the model once; as for `lipschitz_bounds`, with the accuracy of its defaults.
 
         Raises:
             UnboundedNetworkError: There is a place without a bound.
@@ -77,7 +73,7 @@ class NetworkRules:
             flows = ways(model, examples, parts, as_one)
         except NotFollowedError as error:
             raise UnboundedNetworkError(f"the model does not run while followed: {error}") from None
-        interval_of = standard_intervals(tol, failure, False, seed)
+        interval_of = standard_intervals(tol=0.01, failure=1e-6, deterministic=False, seed=0)
         self._ways = [_Way(flow, Norms(flow, interval_of, interval_of), layers) for flow in flows]
         places = [str(place) for way in self._ways for place in way.unbounded]
         if places:

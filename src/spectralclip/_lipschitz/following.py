@@ -115,7 +115,7 @@ def ways(
 
 def taken_as_one(survey: Survey) -> dict[nn.Module, str]:
     """The modules whose calls count as one operation: affine ones, and those out of reach."""
-    whole = {part: "" for layer in survey.layers(False).values() for part in layer.modules}
+    whole = {part: "" for layer in survey.layers("none").values() for part in layer.modules}
     whole.update((part, "") for _, part in connectors(survey.model))
     for _, module in bare_modules(survey.model):
         tracks = getattr(module, "running_mean", None) is not None

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from spectralclip._linalg import testable
 from spectralclip._lipschitz import factors, rules
 from spectralclip._lipschitz.chain_norms import NoBoundError, Norms
 from spectralclip._lipschitz.flow import Flow, Node, Ref, leaves, signature
@@ -331,8 +332,7 @@ def _hopeless(node: Node, entry: Operation | None, flow: Flow) -> str:
 
 def _is_nan(constant: Any) -> bool:
     if isinstance(constant, Tensor) and constant.is_floating_point():
-        wide = constant.float() if constant.element_size() < 2 else constant
-        return bool(wide.isnan().any())
+        return bool(testable(constant).isnan().any())
     return isinstance(constant, float) and math.isnan(constant)
 
 

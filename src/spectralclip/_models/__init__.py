@@ -30,3 +30,4 @@ from spectralclip._models.survey import Compose as Compose
 from spectralclip._models.survey import FoundLayer as FoundLayer
 from spectralclip._models.survey import Pairs as Pairs
 from spectralclip._models.survey import Survey as Survey
+from spectralclip._models.survey import check_compose as check_compose

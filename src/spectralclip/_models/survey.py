@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias, final
+from typing import Literal, NamedTuple, TypeAlias, final, get_args
 
 import torch
 from torch import nn
@@ -27,7 +27,8 @@ from spectralclip._models.forward_pass import in_evaluation, unwrapped, watch
 from spectralclip._models.fsdp import unhooked
 from spectralclip._operators import KNOWN_AFFINE, describe, is_plain, plain_numerics
 
-Compose: TypeAlias = bool | Literal["chains"]
+Compose: TypeAlias = Literal["none", "conv_bn", "chains"]
+"""Which layers count as one: see `find_layers`."""
 Pairs: TypeAlias = Iterable[tuple[str, str]]
 
 
@@ -51,6 +52,10 @@ class FoundLayer:
     in_shapes: tuple[Shape, ...]
     shared: tuple[str, ...]
     uses: int
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters of its modules, each once."""
+        return list(dict.fromkeys(p for module in self.modules for p in module.parameters()))
 
 
 class Survey(NamedTuple):
@@ -103,7 +108,7 @@ class Survey(NamedTuple):
 
     def skipped(self) -> dict[str, str]:
         """The candidates that are no layers, and in no composition, by name; and why."""
-        composed = {part for chain in self._compositions(True, ()) for part in chain}
+        composed = {part for chain in self._compositions("conv_bn", ()) for part in chain}
         return {
             self.names[module]: why
             for module, why in self.reasons.items()
@@ -113,7 +118,7 @@ class Survey(NamedTuple):
     def _compositions(self, compose: Compose, pairs: Pairs) -> list[tuple[nn.Module, ...]]:
         """The modules of each composition, in order."""
         links = self._links(pairs)
-        for first, second in direct_readers(self.calls).items() if compose else ():
+        for first, second in direct_readers(self.calls).items() if compose != "none" else ():
             normed = isinstance(first, BEFORE_A_NORM) and isinstance(second, BATCH_NORM)
             affine = all(self._is_affine(part) for part in (first, second))
             if affine and (compose == "chains" or normed):
@@ -154,6 +159,13 @@ class Survey(NamedTuple):
             if links.setdefault(first, second) is not second:
                 raise ValueError(f"pairs has two layers after {pair[0]!r}: leave one of them out.")
         return links
+
+
+def check_compose(compose: object, known: Sequence[str] = get_args(Compose)) -> None:
+    """Raise unless `compose` is one of the words for which layers count as one."""
+    if compose not in known:
+        *words, last = map(repr, known)
+        raise ValueError(f"compose must be {', '.join(words)} or {last}, got {compose!r}.")
 
 
 def _require_sizes(model: nn.Module) -> None:

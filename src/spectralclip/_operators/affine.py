@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from spectralclip._common import Shape, as_shape
-from spectralclip._linalg import has_float64, sent
+from spectralclip._linalg import has_float64, sent, testable
 from spectralclip._operators.contexts import evaluation_mode, unchanged_rng
 from spectralclip._operators.module_types import describe
 
@@ -354,8 +354,7 @@ def _check_tensors(
                 f"{key!r} of {name} has dtype {tensor.dtype}, expected a real floating-point one: "
                 "convert or dequantize the weights first."
             )
-        wide = tensor.float() if tensor.element_size() < 2 else tensor.detach()
-        if tensor.is_floating_point() and not bool(torch.isfinite(wide).all()):
+        if tensor.is_floating_point() and not bool(torch.isfinite(testable(tensor)).all()):
             raise ValueError(
                 f"{key!r} of {name} holds NaN or infinite values: its spectrum is not defined. "
                 "Restore finite weights."

@@ -8,7 +8,6 @@ from spectralclip._spectrum.solvers import PowerQR as PowerQR
 from spectralclip._spectrum.solvers import Solver as Solver
 from spectralclip._spectrum.start_vectors import START as START
 from spectralclip._spectrum.start_vectors import filtered_row as filtered_row
-from spectralclip._spectrum.start_vectors import gaussian as gaussian
 from spectralclip._spectrum.start_vectors import random_rows as random_rows
 from spectralclip._spectrum.start_vectors import torus_map as torus_map
 from spectralclip._spectrum.stopping import ROUNDING as ROUNDING

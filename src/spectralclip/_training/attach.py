@@ -108,7 +108,7 @@ def attach(
         method = method.for_network()
     bare, optimizers = unwrapped(model), checked_optimizers(optimizer)
     _refuse_evaluated_elsewhere(method, optimizers)
-    found = find_layers(bare, example_inputs, method.composes, pairs=pairs)
+    found = find_layers(bare, example_inputs, method.compose, pairs=pairs)
     wanted = {name: layer for name, layer in found.items() if method.takes(layer)}
     if max_lipschitz is None:
         bounds = layer_targets(wanted, 1.0 if max_norm is None else max_norm)
@@ -184,7 +184,7 @@ def _warn_of_uncovered(attachment: Attachment) -> None:
 
 def _warn_of_other_weights(model: nn.Module, layers: Mapping[str, FoundLayer]) -> None:
     """Name the matrices and kernels that train outside of layers, as by `F.linear(x, weight)`."""
-    held = {id(p) for one in layers.values() for part in one.modules for p in part.parameters()}
+    held = {id(p) for layer in layers.values() for p in layer.parameters()}
     free = [
         name
         for name, weight in model.named_parameters()

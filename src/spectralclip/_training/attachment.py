@@ -5,13 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from spectralclip._clipping import ClipResult, clip_found_layers_
+from spectralclip._clipping import Certify, ClipResult, clip_found_layers_
 from spectralclip._lipschitz import NetworkBound
 from spectralclip._models import ExampleInputs, FoundLayer, is_sharded_tensor
 from spectralclip._operators import plain_numerics
@@ -235,9 +235,7 @@ class Attachment:
         }
 
     @plain_numerics()
-    def finalize(
-        self, *, certify: bool | Literal["deterministic"] = False, tol: float = 1e-3
-    ) -> dict[str, ClipResult]:
+    def finalize(self, *, certify: Certify = False, tol: float = 1e-3) -> dict[str, ClipResult]:
         """End the method with a full `clip_` of each layer that it kept, and remove it.
 
         Layers that are `uncovered` stay as they are. With `max_lipschitz`, the layers' bounds are
@@ -276,7 +274,12 @@ class Attachment:
             self._network_bound = self._allocation.end(clip, moving, certify=bool(certify))
             self._bounds = dict(self._allocation.bounds)
         self.remove()
-        self._take_norms({name: (r.norm_after, True, self.steps) for name, r in results.items()})
+        self._take_norms(
+            {
+                name: NormEstimate(result.norm_after, is_checked=True, step=self.steps)
+                for name, result in results.items()
+            }
+        )
         return results
 
     @plain_numerics()
@@ -336,7 +339,7 @@ class Attachment:
         mine = {name: bounds[name] for name in names if name in self._sharing.mine()}
         self._worked |= dict.fromkeys(mine, step)
 
-        def work() -> dict[str, tuple[float, bool, int]]:
+        def work() -> dict[str, NormEstimate]:
             running.after_step(step, mine)
             return {} if self._sharing.is_alone else self._known(running, mine)
 
@@ -355,16 +358,15 @@ class Attachment:
             allocation.look(self.norms(), self.pressures())
             self._bounds = dict(allocation.bounds)
 
-    def _known(
-        self, running: MethodState, names: Iterable[str]
-    ) -> dict[str, tuple[float, bool, int]]:
-        """The norms that a method knows of some layers, whether checked, and after which step."""
+    def _known(self, running: MethodState, names: Iterable[str]) -> dict[str, NormEstimate]:
+        """The norms that a method knows of some layers."""
         norms, checked = running.norms(), running.checked()
-        return {
-            name: (float(norms[name]), name in checked, checked.get(name, self._worked[name]))
-            for name in names
-            if name in norms
-        }
+        found = {}
+        for name in names:
+            if name in norms:
+                step = checked.get(name, self._worked[name])
+                found[name] = NormEstimate(norms[name], is_checked=name in checked, step=step)
+        return found
 
     @plain_numerics()
     def _read_norms(self) -> None:
@@ -372,11 +374,8 @@ class Attachment:
         if self._state is not None and self._sharing.is_alone:
             self._take_norms(self._known(self._state, self._worked))
 
-    def _take_norms(self, found: Mapping[str, tuple[float, bool, int]]) -> None:
-        self._norms |= {
-            name: NormEstimate(value, is_checked=is_checked, step=at)
-            for name, (value, is_checked, at) in found.items()
-        }
+    def _take_norms(self, found: Mapping[str, NormEstimate]) -> None:
+        self._norms |= found
         self._norms = {name: self._norms[name] for name in self.found if name in self._norms}
 
     def _after_optimizer(

@@ -148,10 +148,10 @@ def clip(
     compose: Annotated[
         options.Compose,
         typer.Option(
-            help="Bound a layer together with the following batch norm (norms), all layers that "
+            help="Bound a layer together with the following batch norm (conv_bn), all layers that "
             "directly follow each other (chains), or each by itself (none)."
         ),
-    ] = options.Compose.norms,
+    ] = options.Compose.conv_bn,
     tol: Annotated[float, typer.Option(help="Relative accuracy of the norm reached.")] = 1e-3,
     exact: Annotated[bool, typer.Option("--exact", help="The nearest weights, slower.")] = False,
     certify: Annotated[
@@ -181,7 +181,7 @@ def clip(
         fit,
         max_norm,
         layers=layers or (),
-        compose=options.COMPOSE[compose],
+        compose=compose.value,
         tol=tol,
         exact=exact,
         certify=options.CERTIFY[certify],

@@ -57,7 +57,7 @@ Example:
 class Compose(str, Enum):
     """Which layers `clip` bounds together."""
 
-    norms = "norms"
+    conv_bn = "conv_bn"
     chains = "chains"
     none = "none"
 
@@ -70,11 +70,6 @@ class Certify(str, Enum):
     deterministic = "deterministic"
 
 
-COMPOSE: dict[Compose, bool | Literal["chains"]] = {
-    Compose.norms: True,
-    Compose.chains: "chains",
-    Compose.none: False,
-}
 CERTIFY: dict[Certify, bool | Literal["deterministic"]] = {
     Certify.no: False,
     Certify.probabilistic: True,

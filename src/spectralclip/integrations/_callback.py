@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from spectralclip._clipping import ClipResult, Targets
+from spectralclip._clipping import Certify, ClipResult, Targets
 from spectralclip._models import ExampleInputs, Pairs
 from spectralclip._training import Attachment, Method, Schedule, SpectralClip, attach
-
-Certify: TypeAlias = bool | Literal["deterministic"]
 
 
 class NormCallback:

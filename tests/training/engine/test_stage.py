@@ -49,7 +49,7 @@ def built(name: str) -> list[Stage]:
     """The stages of a model, warm, with bounds below the norms of its layers."""
     with seeded(0):
         model = MODELS[name]().eval()
-    composed = name == "conv+BN"
+    composed = "conv_bn" if name == "conv+BN" else "none"
     stages = stages_of(find_layers(model, X, composed), 0.01, 2, 0)
     for stage in stages:
         stage.bounds.fill_(0.3)
@@ -182,7 +182,7 @@ def test_other_groups_change_no_bit_of_a_group() -> None:
 def test_a_layer_below_its_target_stays_bit_for_bit(name: str) -> None:
     with seeded(0):
         model = MODELS[name]()
-    method = SpectralClip(compose="conv_bn" if name == "conv+BN" else None)
+    method = SpectralClip(compose="conv_bn" if name == "conv+BN" else "none")
     probe = attach(copy.deepcopy(model), None, X, method=method, max_norm=1e3)
     probe.step()
     bound = max(probe.norms().values()) / 0.97

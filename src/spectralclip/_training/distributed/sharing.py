@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from spectralclip._models import FoundLayer
+from spectralclip._training.distributed.consensus import Assignment, Report
+from spectralclip._training.distributed.process_group import ProcessGroup, portable
+from spectralclip._training.distributed.statistics import Statistics
 from spectralclip._training.momentum import without_outward
 from spectralclip._training.optimizers import Optimizers
 
@@ -97,6 +100,21 @@ class Alone(Sharing):
 
     def merged(self, by_layer: dict[str, Any]) -> dict[str, Any]:
         return by_layer
+
+
+class Divided(Sharing):
+    """Processes that each work on some of the layers, and tell the others what came out."""
+
+    def __init__(
+        self, group: ProcessGroup, layers: Mapping[str, FoundLayer], optimizers: Optimizers
+    ) -> None:
+        self._assignment, self.optimizers = Assignment(group, layers), optimizers
+        self._statistics = Statistics(group, layers.values())
+
+    @final
+    def merged(self, by_layer: dict[str, Any]) -> dict[str, Any]:
+        self._assignment.reach_consensus(Report("state_dict()"))
+        return self._assignment.merged(portable(by_layer))
 
 
 def project_momenta_(optimizers: Optimizers, moved: Sequence[Moved]) -> list[Tensor]:
