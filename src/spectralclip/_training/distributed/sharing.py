@@ -6,11 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
-import torch
 from torch import Tensor
 
 from spectralclip._models import FoundLayer
-from spectralclip._training.momentum import without_outward
+from spectralclip._training.momentum import project_outward_
 from spectralclip._training.optimizers import Optimizers
 
 Moved: TypeAlias = tuple[Sequence[Tensor], Sequence[Tensor]]
@@ -109,8 +108,7 @@ def project_momenta_(optimizers: Optimizers, moved: Sequence[Moved]) -> list[Ten
             momenta.append([momentum for _, momentum in found])
             changed += [parameters[n] for n, _ in found]
     if momenta:
-        buffers = [momentum.buffer for own in momenta for momentum in own]
-        torch._foreach_copy_(buffers, without_outward(momenta, directions))
+        project_outward_(momenta, directions)
     return changed
 
 
