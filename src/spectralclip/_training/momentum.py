@@ -38,6 +38,37 @@ class Momentum:
     eps: float = 0.0
 
 
+def project_outward_(
+    momenta: Sequence[Sequence[Momentum]], directions: Sequence[Sequence[Tensor]]
+) -> None:
+    """Write to the buffers what `without_outward` finds.
+
+    On a CPU one by one, in place: there calls are cheap, and new memory as large as all weights
+    together is not (ResNet-18 of width 64: 30 ms in place of 106).
+    """
+    each = [momentum for own in momenta for momentum in own]
+    inward = [direction for own in directions for direction in own]
+    if any(not _is_on_host(m, d) for m, d in zip(each, inward, strict=True)):
+        buffers = [momentum.buffer for momentum in each]
+        torch._foreach_copy_(buffers, without_outward(momenta, directions))
+        return
+    for momentum, direction in zip(each, inward, strict=True):
+        along = pushing = direction
+        if momentum.squares is not None:
+            root = momentum.squares.sqrt().add_(momentum.eps + TINY)
+            along, pushing = direction * root, direction / root
+        push = torch.dot(pushing.flatten(), momentum.buffer.flatten())
+        size = torch.dot(direction.flatten(), direction.flatten()).clamp_min_(TINY)
+        share = push.neg_().div_(size).relu_().nan_to_num_(0.0, 0.0, 0.0)
+        momentum.buffer.addcmul_(along, share)
+
+
+def _is_on_host(momentum: Momentum, direction: Tensor) -> bool:
+    buffer = momentum.buffer
+    in_full = direction.dtype == buffer.dtype and buffer.dtype in (torch.float32, torch.float64)
+    return buffer.device.type == "cpu" and in_full
+
+
 def without_outward(
     momenta: Sequence[Sequence[Momentum]], directions: Sequence[Sequence[Tensor]]
 ) -> list[Tensor]:

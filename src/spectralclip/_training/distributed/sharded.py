@@ -14,7 +14,7 @@ from spectralclip._training.distributed.consensus import Assignment, Report
 from spectralclip._training.distributed.layout import Layout, layout_of
 from spectralclip._training.distributed.process_group import ProcessGroup
 from spectralclip._training.distributed.sharing import Divided, Moved, weights_of
-from spectralclip._training.momentum import Momentum, without_outward
+from spectralclip._training.momentum import Momentum, project_outward_
 from spectralclip._training.optimizers import Optimizers
 
 _FLAGS = ("requires_grad flags", "Freeze and unfreeze layers on every rank alike.")
@@ -122,7 +122,7 @@ class Sharded(Divided):
         try:
             for n, momentum in wholes.items():
                 for direction in directions[n]:
-                    momentum.buffer.copy_(without_outward([[momentum]], [[direction]])[0])
+                    project_outward_([[momentum]], [[direction]])
         finally:
             back.send()
 

@@ -6,14 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
-import torch
 from torch import Tensor
 
 from spectralclip._models import FoundLayer
 from spectralclip._training.distributed.consensus import Assignment, Report
 from spectralclip._training.distributed.process_group import ProcessGroup, portable
 from spectralclip._training.distributed.statistics import Statistics
-from spectralclip._training.momentum import without_outward
+from spectralclip._training.momentum import project_outward_
 from spectralclip._training.optimizers import Optimizers
 
 Moved: TypeAlias = tuple[Sequence[Tensor], Sequence[Tensor]]
@@ -127,8 +126,7 @@ def project_momenta_(optimizers: Optimizers, moved: Sequence[Moved]) -> list[Ten
             momenta.append([momentum for _, momentum in found])
             changed += [parameters[n] for n, _ in found]
     if momenta:
-        buffers = [momentum.buffer for own in momenta for momentum in own]
-        torch._foreach_copy_(buffers, without_outward(momenta, directions))
+        project_outward_(momenta, directions)
     return changed
 
 
