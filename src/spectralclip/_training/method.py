@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from spectralclip._models import FoundLayer
-from spectralclip._operators import AffineFunction, LinearOperator
+from spectralclip._operators import AffineFunction, LinearOperator, Rows
 from spectralclip._training.distributed.sharing import Sharing
 from spectralclip._training.live import live_operator
 from spectralclip._training.settings import NamedSettings
@@ -144,8 +144,11 @@ class Method(NamedSettings, ABC):
         return not self.reparametrizes
 
     def takes(self, layer: FoundLayer) -> bool:
-        """Whether it is for this layer; by default for all but batch norms and embeddings."""
-        others = (nn.modules.batchnorm._BatchNorm, nn.Embedding, nn.EmbeddingBag)
+        """Whether it is for this layer; by default not for batch norms, embeddings and `Rows`.
+
+        What scales or replaces a parameter would do so to all of its rows.
+        """
+        others = (nn.modules.batchnorm._BatchNorm, nn.Embedding, nn.EmbeddingBag, Rows)
         return not isinstance(layer.modules[0], others)
 
     def for_network(self) -> Method:

@@ -15,7 +15,7 @@ from spectralclip._training.distributed.layout import Layout, layout_of
 from spectralclip._training.distributed.process_group import ProcessGroup, portable
 from spectralclip._training.distributed.sharing import Moved, Sharing, weights_of
 from spectralclip._training.distributed.statistics import Statistics
-from spectralclip._training.momentum import Momentum, without_outward
+from spectralclip._training.momentum import Momentum, whole_and_rows, without_outward
 from spectralclip._training.optimizers import Optimizers
 
 _FLAGS = ("requires_grad flags", "Freeze and unfreeze layers on every rank alike.")
@@ -43,7 +43,7 @@ class Sharded(Sharing):
         self._statistics = Statistics(group, layers.values())
         # Later, the modules may have weights that a forward pass has gathered.
         self._weights = {name: weights_of(layer) for name, layer in layers.items()}
-        self._directions: dict[int, list[Tensor]] = {}
+        self._directions: dict[int, list[tuple[slice | None, Tensor]]] = {}
         self._wholes = {
             n: nn.Parameter(_like(parameter), parameter.requires_grad)
             for n, parameter in enumerate(self._assignment.parameters)
@@ -69,7 +69,9 @@ class Sharded(Sharing):
         """Note the change: it is done after the work, when the momentum has been gathered."""
         for parameters, directions in moved:
             for parameter, direction in zip(parameters, directions, strict=True):
-                self._directions.setdefault(self._numbers[id(parameter)], []).append(direction)
+                whole, rows = whole_and_rows(parameter)
+                noted = self._directions.setdefault(self._numbers[id(whole)], [])
+                noted.append((rows, direction))
 
     def carry_out(self, work: Callable[[], dict[str, Any]], label: str) -> dict[str, Any]:
         """Gather the layers that move at their owners, work, and hand out what has changed."""
@@ -127,8 +129,9 @@ class Sharded(Sharing):
         directions, self._directions = self._directions, {}
         try:
             for n, momentum in wholes.items():
-                for direction in directions[n]:
-                    momentum.buffer.copy_(without_outward([[momentum]], [[direction]])[0])
+                for rows, direction in directions[n]:
+                    own = momentum.of_rows(rows)
+                    own.buffer.copy_(without_outward([[own]], [[direction]])[0])
         finally:
             back.send()
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from spectralclip._models import FoundLayer
-from spectralclip._training.momentum import without_outward
+from spectralclip._operators import Rows
+from spectralclip._training.momentum import whole_and_rows, without_outward
 from spectralclip._training.optimizers import Optimizers
 
 Moved: TypeAlias = tuple[Sequence[Tensor], Sequence[Tensor]]
@@ -56,7 +57,8 @@ class Sharing(ABC):
     def project_momenta(self, moved: Sequence[Moved]) -> None:
         """Take out of what the optimizer remembers what pushes weights back out, now or later.
 
-        `moved` are equally shaped parameters of `mine`, and along what each was moved inward.
+        `moved` are equally shaped parameters of `mine`, or views of rows of them, and along what
+        each was moved inward.
         """
 
     @abstractmethod
@@ -100,14 +102,17 @@ class Alone(Sharing):
 
 
 def project_momenta_(optimizers: Optimizers, moved: Sequence[Moved]) -> list[Tensor]:
-    """Project the momentum of each parameter that has one; those parameters."""
+    """Project the momentum of each parameter that has one, or of its rows; those parameters."""
     momenta, directions, changed = [], [], []
     for parameters, inward in moved:
-        found = [(n, m) for n, p in enumerate(parameters) if (m := optimizers.momentum_of(p))]
+        places = [whole_and_rows(parameter) for parameter in parameters]
+        found = [
+            (n, m) for n, (whole, _) in enumerate(places) if (m := optimizers.momentum_of(whole))
+        ]
         if found:
             directions.append([inward[n] for n, _ in found])
-            momenta.append([momentum for _, momentum in found])
-            changed += [parameters[n] for n, _ in found]
+            momenta.append([momentum.of_rows(places[n][1]) for n, momentum in found])
+            changed += [places[n][0] for n, _ in found]
     if momenta:
         buffers = [momentum.buffer for own in momenta for momentum in own]
         torch._foreach_copy_(buffers, without_outward(momenta, directions))
@@ -122,6 +127,15 @@ def weights_of(layer: FoundLayer) -> list[Tensor]:
         for name, parameter in module.named_parameters()
         if not name.endswith("bias")
     ]
+
+
+def held_of(layer: FoundLayer) -> list[Tensor]:
+    """The same, of which only those rows that are the layer's, where it has some alone."""
+    first = layer.modules[0]
+    if not isinstance(first, Rows):
+        return weights_of(layer)
+    with torch.no_grad():
+        return [first.weight]
 
 
 def are_moved(weights: Iterable[Tensor], optimizers: Optimizers) -> bool:
