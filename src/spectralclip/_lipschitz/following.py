@@ -27,7 +27,7 @@ from spectralclip._models import (
     in_evaluation,
     tensors_in,
 )
-from spectralclip._operators import BATCH_NORMS, is_plain, plain_numerics
+from spectralclip._operators import BATCH_NORMS, Rows, is_plain, plain_numerics
 
 _OPAQUE: dict[type[nn.Module], str] = {
     nn.MultiheadAttention: ATTENTION,
@@ -115,7 +115,10 @@ def ways(
 
 def taken_as_one(survey: Survey) -> dict[nn.Module, str]:
     """The modules whose calls count as one operation: affine ones, and those out of reach."""
-    whole = {part: "" for layer in survey.layers(False).values() for part in layer.modules}
+    layers = survey.layers(False).values()
+    # Matrices inside of modules are not called.
+    parts = [part for layer in layers for part in layer.modules if not isinstance(part, Rows)]
+    whole = dict.fromkeys(parts, "")
     whole.update((part, "") for _, part in connectors(survey.model))
     for _, module in bare_modules(survey.model):
         tracks = getattr(module, "running_mean", None) is not None
