@@ -1,4 +1,4 @@
-"""The matrices inside recurrent layers: found, named, and used as their names say."""
+"""The matrices inside recurrent layers and attention: found, named, used as their names say."""
 
 from __future__ import annotations
 
@@ -185,3 +185,47 @@ def test_tied_matrices_start_together() -> None:
     model.layer.weight_hh_l1 = model.layer.weight_hh_l0  # type: ignore[union-attr]
     results = init_at_bound_(model, torch.zeros(3, 6), max_norm=0.7)
     assert results["layer.weight_hh_l1[new]"].norm == pytest.approx(0.7, rel=1e-3)
+
+
+# --- Attention ----------------------------------------------------------------------------
+
+
+class Attends(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        with seeded(0):
+            self.attn = nn.MultiheadAttention(8, 2, batch_first=True, **options)
+
+    def forward(self, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        return self.attn(x, y, z)[0]  # type: ignore[no-any-return]
+
+
+PACKED = [*(f"attn.in_proj_weight[{part}]" for part in "qkv"), "attn.out_proj"]
+APART = [*(f"attn.{part}_proj_weight" for part in "qkv"), "attn.out_proj"]
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [({}, PACKED), ({"add_bias_kv": True}, PACKED), ({"kdim": 6, "vdim": 5}, APART)],
+)
+def test_projections_are_what_their_names_say(options: dict[str, Any], names: list[str]) -> None:
+    model = Attends(bias=False, **options)
+    inputs = tuple(torch.randn(2, 3, options.get(dim, 8)) for dim in ("qdim", "kdim", "vdim"))
+    w = matrices(model, inputs)
+    assert list(w) == names and skipped_layers(model, inputs) == {}
+    if "add_bias_kv" in options:
+        return
+    q, k, v = (
+        (x @ w[name].T).unflatten(-1, (2, 4)).transpose(1, 2)
+        for x, name in zip(inputs, names, strict=False)
+    )
+    mixed = (q @ k.mT / 2).softmax(-1) @ v
+    torch.testing.assert_close(model(*inputs), mixed.transpose(1, 2).flatten(2) @ w[names[3]].T)
+
+
+def test_attention_is_clipped_projection_by_projection() -> None:
+    model, x = Attends(), torch.zeros(1, 3, 8)
+    results = clip_model_(model, (x, x, x), 0.5)
+    assert list(results) == PACKED and all(one.norm_after <= 0.5005 for one in results.values())
+    for part in (*model.attn.in_proj_weight.detach().split(8), model.attn.out_proj.weight.detach()):
+        assert torch.linalg.matrix_norm(part, 2) <= 0.5005

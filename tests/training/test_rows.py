@@ -1,4 +1,4 @@
-"""Matrices inside recurrent layers, held while they train: each by itself, in its own rows."""
+"""Matrices inside other layers, held while they train: each by itself, in its own rows."""
 
 from __future__ import annotations
 
@@ -208,3 +208,19 @@ def test_half_precision() -> None:
         (8 * nn.functional.cross_entropy(model(X.bfloat16()), Y)).backward()
         optimizer.step()
         assert largest(model) <= 1.02 * BOUND
+
+
+@quietly
+def test_projections_of_a_transformer_are_held() -> None:
+    with seeded(0):
+        model = nn.Sequential(
+            nn.TransformerEncoderLayer(6, 2, 12, batch_first=True), nn.Flatten(), nn.Linear(30, 3)
+        )
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    attachment = attach(model, optimizer, X, max_norm=BOUND)
+    assert "0.self_attn.in_proj_weight[k]" in attachment.layers
+    for _ in range(10):
+        step(model, optimizer)
+        attention: Any = model[0].self_attn
+        for part in (*attention.in_proj_weight.detach().split(6), attention.out_proj.weight):
+            assert torch.linalg.matrix_norm(part.detach(), 2) <= 1.02 * BOUND

@@ -46,6 +46,8 @@ def weights_left(module: nn.Module, parts: dict[str, Rows]) -> bool:
 
 
 def _parts(module: Any) -> Iterator[Rows]:
+    if _computes_as(module, nn.MultiheadAttention):
+        yield from _projections(module)
     for kind, gates in _GATES.items():
         if _computes_as(module, kind):
             for name in getattr(module, "_flat_weights_names", ("weight_ih", "weight_hh")):
@@ -54,6 +56,20 @@ def _parts(module: Any) -> Iterator[Rows]:
                     # The projection of an LSTM's state is one matrix, and has no gates.
                     parts = () if "_hr_" in name else gates
                     yield from _split(parameter, name, parts, kind.__name__)
+
+
+def _projections(attention: Any) -> Iterator[Rows]:
+    """Of queries, keys and values, packed into one parameter or apart; and of the output."""
+    owner, weights = "MultiheadAttention", attention._parameters
+    packed = weights.get("in_proj_weight")
+    if packed is not None:
+        yield from _split(packed, "in_proj_weight", ("q", "k", "v"), owner)
+    apart = {name: weights.get(name) for name in (f"{part}_proj_weight" for part in "qkv")}
+    # Its own forward is not called.
+    apart["out_proj"] = attention.out_proj._parameters.get("weight")
+    for name, weight in apart.items():
+        if weight is not None:
+            yield Rows(weight, slice(None), name, owner)
 
 
 def _split(parameter: nn.Parameter, name: str, parts: Sequence[str], owner: str) -> Iterator[Rows]:
