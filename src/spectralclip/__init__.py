@@ -5,6 +5,7 @@ from importlib.metadata import version
 from types import ModuleType
 
 from spectralclip import methods, nn
+from spectralclip._attention import Head, attention_heads
 from spectralclip._audit import Audit, AuditComparison, LayerAudit, audit
 from spectralclip._bounds import Interval, norm_bounds, norm_bounds_all_sizes
 from spectralclip._clipping import (
@@ -60,6 +61,7 @@ __all__ = [
     "DisagreementError",
     "Exact",
     "FoundLayer",
+    "Head",
     "InitResult",
     "Interval",
     "Lanczos",
@@ -79,6 +81,7 @@ __all__ = [
     "TrainingReport",
     "as_operator",
     "attach",
+    "attention_heads",
     "audit",
     "certified_accuracy",
     "certified_radius",

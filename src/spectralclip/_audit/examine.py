@@ -17,6 +17,7 @@ from spectralclip._linalg import largest_singular_value, sum_of_squares, wide
 from spectralclip._models import unhooked
 from spectralclip._operators import (
     LinearOperator,
+    Rows,
     as_operator,
     evaluation_mode,
     is_plain,
@@ -128,7 +129,9 @@ def row_shape(modules: Sequence[nn.Module], shape: Shape) -> Shape:
     matrix, and its singular values, each as often as there are tokens, would say nothing more.
     """
     parts = map(unhooked, modules)
-    rowwise = all(is_plain(part, nn.Linear, nn.Embedding) or _is_conv1d(part) for part in parts)
+    rowwise = all(
+        is_plain(part, nn.Linear, Rows, nn.Embedding) or _is_conv1d(part) for part in parts
+    )
     return shape[-1:] if rowwise else shape
 
 
@@ -157,6 +160,8 @@ def _reshaped_norm(module: nn.Module, interval: Interval) -> float | None:
 
 
 def _kernel(module: nn.Module) -> Tensor | None:
+    if isinstance(module, Rows):
+        return None  # torch would see the whole parameter
     weight: Any = getattr(module, "weight", None)
     return weight.detach() if isinstance(weight, Tensor) and weight.ndim >= 2 else None
 

@@ -17,6 +17,7 @@ from spectralclip._linalg import testable
 from spectralclip._lipschitz import factors, rules
 from spectralclip._lipschitz.chain_norms import NoBoundError, Norms
 from spectralclip._lipschitz.flow import Flow, Node, Ref, leaves, signature
+from spectralclip._lipschitz.recurrent import RECURRENT_LAYERS, rule_of_layer
 from spectralclip._lipschitz.rules import (
     Rule,
     RuleOf,
@@ -37,6 +38,7 @@ from spectralclip._lipschitz.rules import (
     single,
     weighted,
 )
+from spectralclip._models import parts_of
 from spectralclip._operators import is_plain
 
 _REARRANGING = (nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle)
@@ -288,6 +290,9 @@ def rule_of(node: Node, flow: Flow, norms: Norms) -> Rule:
     if reason:
         return Rule(reason=reason)
     try:
+        if isinstance(node.module, RECURRENT_LAYERS):
+            parts = parts_of(node.module)
+            return rule_of_layer(node, flow, parts, lambda part: norms.of_rows(part).upper)
         if node.module is not None:
             return _of_module(node, norms)
         rule = _OWN.get(node.operation) or TABLE[node.operation].rule

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias, final, get_args
 
@@ -25,7 +25,8 @@ from spectralclip._models.candidates import (
 from spectralclip._models.example_inputs import ExampleInputs, call_arguments
 from spectralclip._models.forward_pass import in_evaluation, unwrapped, watch
 from spectralclip._models.fsdp import unhooked
-from spectralclip._operators import KNOWN_AFFINE, describe, is_plain, plain_numerics
+from spectralclip._models.parts import parts_of, weights_left
+from spectralclip._operators import KNOWN_AFFINE, Rows, describe, is_plain, plain_numerics
 
 Compose: TypeAlias = Literal["none", "conv_bn", "chains"]
 """Which layers count as one: see `find_layers`."""
@@ -38,8 +39,10 @@ class FoundLayer:
     """An affine layer of a model, or layers that directly follow each other, as one.
 
     Attributes:
-        name: The module's name in the model; the names joined by "+" for a composition.
-        modules: The module, or the modules of the composition in the order of their use.
+        name: The module's name in the model; the names joined by "+" for a composition; for a
+            matrix inside a module the parameter's name, and in brackets which of its rows.
+        modules: The module, or the modules of the composition in the order of their use; for a
+            matrix inside a module a dense layer that refers to the rows of the parameter.
         in_shapes: The distinct shapes of its inputs, without the batch dimension, in the order
             of their appearance: as `svds` and the others want them.
         shared: Other names in the model under which a weight of the layer is found: those of
@@ -65,6 +68,7 @@ class Survey(NamedTuple):
     names: dict[nn.Module, str]  # the names of candidates and connectors
     calls: dict[nn.Module, list[Call]]  # their calls, in the order of the first ones
     reasons: dict[nn.Module, str]  # why a candidate is no layer; empty for layers
+    parts: dict[nn.Module, dict[str, Rows]]  # matrices inside a module, where it was called
 
     @classmethod
     @plain_numerics()
@@ -86,7 +90,9 @@ class Survey(NamedTuple):
                 module: reason(module, seen.calls.get(module, []), seen.read_outside, sure)
                 for module, sure in known.items()
             }
-        return cls(model, {**possible, **between}, seen.calls, reasons)
+        inside = {module: parts_of(unhooked(module)) for module in seen.calls if module in possible}
+        parts = {module: own for module, own in inside.items() if own}
+        return cls(model, {**possible, **between}, seen.calls, reasons, parts)
 
     def layers(self, compose: Compose, pairs: Pairs = ()) -> dict[str, FoundLayer]:
         """The layers and compositions by name, in the order of their first use."""
@@ -95,6 +101,8 @@ class Survey(NamedTuple):
         owners = _weight_owners(self.model)
         found = {}
         for module, calls in self.calls.items():
+            for layer in self._parts_as_layers(module, owners):
+                found[layer.name] = layer
             parts = by_first.get(module, (module,))
             if module in others or not any(self.reasons.get(part) == "" for part in parts):
                 continue
@@ -106,13 +114,27 @@ class Survey(NamedTuple):
             found[name] = FoundLayer(name, parts, distinct_shapes(calls), shared, len(calls))
         return found
 
+    def _parts_as_layers(
+        self, module: nn.Module, owners: Mapping[int, list[str]]
+    ) -> Iterator[FoundLayer]:
+        """The matrices inside a module, each as a dense layer on vectors."""
+        own, uses = self.names.get(module, ""), len(self.calls[module])
+        for label, part in self.parts.get(module, {}).items():
+            name, shape = f"{own}.{label}" if own else label, (part.in_features,)
+            others = [
+                other for other in owners.get(id(part.whole), []) if own not in _around(other)
+            ]
+            yield FoundLayer(name, (part,), (shape,), tuple(dict.fromkeys(others)), uses)
+
     def skipped(self) -> dict[str, str]:
         """The candidates that are no layers, and in no composition, by name; and why."""
         composed = {part for chain in self._compositions("conv_bn", ()) for part in chain}
+        split = {m for m, parts in self.parts.items() if not weights_left(m, parts)}
+        held = split | {part for module in split for part in module.modules()}
         return {
             self.names[module]: why
             for module, why in self.reasons.items()
-            if why and module not in composed
+            if why and module not in composed and module not in held
         }
 
     def _compositions(self, compose: Compose, pairs: Pairs) -> list[tuple[nn.Module, ...]]:

@@ -31,6 +31,8 @@ from spectralclip._operators.operator import LinearOperator as LinearOperator
 from spectralclip._operators.operator import as_operator as as_operator
 from spectralclip._operators.operator import in_float64 as in_float64
 from spectralclip._operators.operator import operator_at as operator_at
+from spectralclip._operators.rows import Place as Place
+from spectralclip._operators.rows import Rows as Rows
 from spectralclip._operators.running_norms import RunningBatchNorm as RunningBatchNorm
 from spectralclip._operators.running_norms import RunningShift as RunningShift
 from spectralclip._operators.running_norms import on_channels as on_channels

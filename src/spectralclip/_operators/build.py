@@ -40,6 +40,7 @@ from spectralclip._operators.module_types import (
     describe,
     is_plain,
 )
+from spectralclip._operators.rows import Rows
 from spectralclip._operators.running_norms import RunningShift
 
 
@@ -187,7 +188,7 @@ def _conv_transpose(site: Site, layer: Any) -> LinearMap | None:
 
 # The layers with a map of their own. A new shortcut is a map class and a line here.
 SHORTCUTS: list[tuple[tuple[type[nn.Module], ...], Callable[[Site, Any], LinearMap | None]]] = [
-    ((nn.Linear,), lambda site, layer: DenseMap(site.weight(layer), site.source[:-1])),
+    ((nn.Linear, Rows), lambda site, layer: DenseMap(site.weight(layer), site.source[:-1])),
     ((nn.Embedding,), _embedding),
     (CONVS, _conv),
     (TRANSPOSED, _conv_transpose),

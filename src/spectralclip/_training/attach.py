@@ -161,7 +161,7 @@ def _warn_of_another(layers: Mapping[str, FoundLayer], optimizers: Optimizers) -
     for other in LIVE:
         for name, layer in layers.items():
             held = other.layers.get(name)
-            same = held is not None and list(map(id, held.modules)) == list(map(id, layer.modules))
+            same = held is not None and _parameters(held) == _parameters(layer)
             if same and optimizers.overlap(other.optimizers):
                 warn(
                     f"Layer {name!r} is held by {other!r} already, at the same optimizer: both "
@@ -169,6 +169,10 @@ def _warn_of_another(layers: Mapping[str, FoundLayer], optimizers: Optimizers) -
                     "replaced."
                 )
                 return
+
+
+def _parameters(layer: FoundLayer) -> list[int]:
+    return [id(parameter) for part in layer.modules for parameter in part.parameters()]
 
 
 def _warn_of_uncovered(attachment: Attachment) -> None:

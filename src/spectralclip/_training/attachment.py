@@ -16,6 +16,7 @@ from spectralclip._lipschitz import NetworkBound
 from spectralclip._models import ExampleInputs, FoundLayer, is_sharded_tensor
 from spectralclip._operators import plain_numerics
 from spectralclip._training.allocation import EVERY, Allocation
+from spectralclip._training.distributed.sharing import held_of
 from spectralclip._training.distributed.training import sharing_of
 from spectralclip._training.method import Method, MethodState, name_non_finite, warn
 from spectralclip._training.norm_estimate import NormEstimate
@@ -195,7 +196,11 @@ class Attachment:
             return None
         bounds = self._bounds_at(0)
         known = {name: norm for name, norm in norms.items() if norm > 0 and own[name]}
-        scales = {id(own[name][0]): bounds[name] / norm for name, norm in known.items()}
+        scales: dict[int, float] = {}
+        for name, norm in known.items():
+            # Of a parameter that several layers have parts of, the one that shrinks least.
+            weight = id(own[name][0])
+            scales[weight] = max(scales.get(weight, 0.0), bounds[name] / norm)
         return foreseen_spread(self._model, self._example_inputs, scales)
 
     def state_dict(self) -> dict[str, Any]:
@@ -347,7 +352,7 @@ class Attachment:
         weights = [weight for name in names for weight in own[name]]
         versions = [weight._version for weight in weights]
         due = names if self._pressure.is_due(step) else ()
-        watched = {name: own[name] for name in due if self._is_watched(own[name])}
+        watched = {n: held_of(self.found[n]) for n in due if self._is_watched(own[n])}
         self._pressure.before(watched)
         found = self._sharing.carry_out(work, f"step {step}")
         self._pressure.after(step, watched)

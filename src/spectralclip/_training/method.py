@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from spectralclip._linalg import testable
 from spectralclip._models import Compose, FoundLayer
-from spectralclip._operators import AffineFunction, LinearOperator, operator_at
+from spectralclip._operators import AffineFunction, LinearOperator, Rows, operator_at
 from spectralclip._training.distributed.sharing import Sharing
 from spectralclip._training.promise import Promise
 from spectralclip._training.settings import NamedSettings
@@ -147,8 +147,11 @@ class Method(NamedSettings, ABC):
         return not self.reparametrizes
 
     def takes(self, layer: FoundLayer) -> bool:
-        """Whether it is for this layer; by default for all but batch norms and embeddings."""
-        others = (nn.modules.batchnorm._BatchNorm, nn.Embedding, nn.EmbeddingBag)
+        """Whether it is for this layer; by default not for batch norms, embeddings and `Rows`.
+
+        What scales or replaces a parameter would do so to all of its rows.
+        """
+        others = (nn.modules.batchnorm._BatchNorm, nn.Embedding, nn.EmbeddingBag, Rows)
         return not isinstance(layer.modules[0], others)
 
     def for_network(self) -> Method:

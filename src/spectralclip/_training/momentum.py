@@ -37,6 +37,22 @@ class Momentum:
     squares: Tensor | None = None
     eps: float = 0.0
 
+    def of_rows(self, rows: slice | None) -> Momentum:
+        """That of some rows of the parameter, as views; None for all of it."""
+        if rows is None:
+            return self
+        squares = None if self.squares is None else self.squares[rows]
+        return Momentum(self.buffer[rows], squares, self.eps)
+
+
+def whole_and_rows(weight: Tensor) -> tuple[Tensor, slice | None]:
+    """The parameter that a weight is; or of which it is a view of some rows, and these."""
+    whole = weight._base
+    if whole is None:
+        return weight, None
+    start = (weight.storage_offset() - whole.storage_offset()) // whole.stride(0)
+    return whole, slice(start, start + len(weight))
+
 
 def project_outward_(
     momenta: Sequence[Sequence[Momentum]], directions: Sequence[Sequence[Tensor]]

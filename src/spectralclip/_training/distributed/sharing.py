@@ -6,13 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
+import torch
 from torch import Tensor
 
 from spectralclip._models import FoundLayer
+from spectralclip._operators import Rows
 from spectralclip._training.distributed.consensus import Assignment, Report
 from spectralclip._training.distributed.process_group import ProcessGroup, portable
 from spectralclip._training.distributed.statistics import Statistics
-from spectralclip._training.momentum import project_outward_
+from spectralclip._training.momentum import project_outward_, whole_and_rows
 from spectralclip._training.optimizers import Optimizers
 
 Moved: TypeAlias = tuple[Sequence[Tensor], Sequence[Tensor]]
@@ -58,7 +60,8 @@ class Sharing(ABC):
     def project_momenta(self, moved: Sequence[Moved]) -> None:
         """Take out of what the optimizer remembers what pushes weights back out, now or later.
 
-        `moved` are equally shaped parameters of `mine`, and along what each was moved inward.
+        `moved` are equally shaped parameters of `mine`, or views of rows of them, and along what
+        each was moved inward.
         """
 
     @abstractmethod
@@ -117,14 +120,17 @@ class Divided(Sharing):
 
 
 def project_momenta_(optimizers: Optimizers, moved: Sequence[Moved]) -> list[Tensor]:
-    """Project the momentum of each parameter that has one; those parameters."""
+    """Project the momentum of each parameter that has one, or of its rows; those parameters."""
     momenta, directions, changed = [], [], []
     for parameters, inward in moved:
-        found = [(n, m) for n, p in enumerate(parameters) if (m := optimizers.momentum_of(p))]
+        places = [whole_and_rows(parameter) for parameter in parameters]
+        found = [
+            (n, m) for n, (whole, _) in enumerate(places) if (m := optimizers.momentum_of(whole))
+        ]
         if found:
             directions.append([inward[n] for n, _ in found])
-            momenta.append([momentum for _, momentum in found])
-            changed += [parameters[n] for n, _ in found]
+            momenta.append([momentum.of_rows(places[n][1]) for n, momentum in found])
+            changed += [places[n][0] for n, _ in found]
     if momenta:
         project_outward_(momenta, directions)
     return changed
@@ -138,6 +144,15 @@ def weights_of(layer: FoundLayer) -> list[Tensor]:
         for name, parameter in module.named_parameters()
         if not name.endswith("bias")
     ]
+
+
+def held_of(layer: FoundLayer) -> list[Tensor]:
+    """The same, of which only those rows that are the layer's, where it has some alone."""
+    first = layer.modules[0]
+    if not isinstance(first, Rows):
+        return weights_of(layer)
+    with torch.no_grad():
+        return [first.weight]
 
 
 def are_moved(weights: Iterable[Tensor], optimizers: Optimizers) -> bool:
