@@ -4,7 +4,7 @@ from importlib import import_module
 from importlib.metadata import version
 from types import ModuleType
 
-from spectralclip import methods, nn
+from spectralclip import adapters, methods, nn
 from spectralclip._audit import Audit, AuditComparison, LayerAudit, audit
 from spectralclip._bounds import Interval, norm_bounds, norm_bounds_all_sizes
 from spectralclip._clipping import (
@@ -77,6 +77,7 @@ __all__ = [
     "Solver",
     "Spectrum",
     "TrainingReport",
+    "adapters",
     "as_operator",
     "attach",
     "audit",
