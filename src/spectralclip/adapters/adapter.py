@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -124,8 +124,8 @@ def load(
 
     Args:
         path: The file, or the folder with `adapter_model.safetensors`.
-        config: The adapter's configuration, or its path; by default `adapter_config.json` beside
-            the file, if there is one.
+        config: The adapter's configuration, or its path; by default, for files of peft,
+            `adapter_config.json` beside the file.
         alpha: The alpha to take where neither the file nor a configuration tells one.
         name: What tables call it; by default the name of the file, or of its folder.
 
@@ -148,19 +148,20 @@ def load(
             f"{file}: expected a safetensors file, but it is truncated, damaged or something else "
             f"({error}). Copy or download it again."
         ) from error
-    known = config if isinstance(config, Mapping) else configuration_text(file, config)
+    beside = file.with_name(CONFIGURATION)
+    if config is None and needs_configuration(tensors) and beside.exists():
+        config = beside
+    if config is not None and not isinstance(config, Mapping):
+        config = Path(config).read_text(encoding="utf-8")
     name = display_name(file) if name is None else name
     return from_tensors(
-        tensors, config=known, metadata=content.metadata, alpha=alpha, name=name, origin=str(file)
+        tensors, config=config, metadata=content.metadata, alpha=alpha, name=name, origin=str(file)
     )
 
 
-def configuration_text(file: Path, config: PathLike | None = None) -> str | None:
-    """The text of the configuration that belongs to a file; None if there is none."""
-    place = file.with_name(CONFIGURATION) if config is None else Path(config)
-    if config is None and not place.is_file():
-        return None
-    return place.read_text(encoding="utf-8")
+def needs_configuration(keys: Iterable[str]) -> bool:
+    """Whether a file is of peft, which keeps alpha elsewhere."""
+    return any(key.startswith(PEFT_PREFIX) for key in keys)
 
 
 def display_name(file: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from torch import Tensor
 
@@ -11,6 +11,9 @@ from spectralclip._linalg import on_host
 from spectralclip.adapters.update import Update
 
 _WEIGHT = ".weight"
+# What files of adapters put in front of a layer's name, for the part of a pipeline that it is in.
+_PARTS = ("unet", "transformer", "text_encoder", "text_encoder_2", "diffusion_model", "model")
+_PARTS_JOINED = ("lora_unet", "lora_transformer", "lora_te", "lora_te1", "lora_te2")
 
 
 def matched_keys(layers: Iterable[str], keys: Iterable[str]) -> dict[str, str]:
@@ -33,9 +36,11 @@ def matched_keys(layers: Iterable[str], keys: Iterable[str]) -> dict[str, str]:
     votes: Counter[tuple[str, str]] = Counter()
     for layer in layers:
         votes.update(
-            pair
-            for stem in tails.get(layer.rsplit(mark, 1)[-1], ())
-            if (pair := _prefixes(layer, stem, mark)) is not None
+            {
+                pair
+                for stem in tails.get(layer.rsplit(mark, 1)[-1], ())
+                for pair in _prefixes(layer, stem, mark)
+            }
         )
     if not votes:
         return {}
@@ -48,15 +53,14 @@ def matched_keys(layers: Iterable[str], keys: Iterable[str]) -> dict[str, str]:
     return {layer: key for layer, key in found.items() if key is not None}
 
 
-def _prefixes(layer: str, stem: str, mark: str) -> tuple[str, str] | None:
-    """What the layer's name and the base's have in front of what they share, if one ends so."""
-    if layer == stem:
-        return "", ""
+def _prefixes(layer: str, stem: str, mark: str) -> Iterator[tuple[str, str]]:
+    """What the layer's name and the base's have in front of what they share, if all else agrees."""
     if layer.endswith(mark + stem):
-        return layer.removesuffix(stem), ""
-    if stem.endswith(mark + layer):
-        return "", stem.removesuffix(layer)
-    return None
+        yield layer.removesuffix(stem), ""
+    for part in ("", *(f"{one}{mark}" for one in (*_PARTS, *_PARTS_JOINED))):
+        name = layer.removeprefix(part)
+        if layer.startswith(part) and (mark + stem).endswith(mark + name):
+            yield part, stem.removesuffix(name)
 
 
 def base_matrix(update: Update, base: Mapping[str, Tensor], key: str) -> Tensor:

@@ -33,6 +33,7 @@ _COLUMNS = (
     Column("Frobenius", dispensable=4),
     Column("eff. rank", dispensable=3),
 )
+_WHOSE = 1  # the column that one adapter does without
 _BASE_COLUMNS = (
     Column("base"),
     Column("sum"),
@@ -46,8 +47,8 @@ _CLASH_COLUMNS = (
     Column("sum"),
     Column("alignment", dispensable=3),
     Column("cosine", dispensable=4),
-    Column("outputs", dispensable=5),
-    Column("inputs", dispensable=6),
+    Column("overlap out", dispensable=5),
+    Column("overlap in", dispensable=6),
     Column("remark", "left"),
 )
 
@@ -92,10 +93,13 @@ class AdapterReport:
         ]
         largest = max(self.updates, key=_largest)
         footer = f"largest update: {_norm_text(largest)}, of {shown_name(largest.layer)}"
+        columns = (*_COLUMNS, *(_BASE_COLUMNS if with_base else ()))
+        shown = [at for at in range(len(columns)) if at != _WHOSE or len(self.adapters) > 1]
+        rows = [_update_row(one, with_base) for one in self.updates]
         updates = Sheet(
             f"updates of {', '.join(self.adapters)}",
-            (*_COLUMNS, *(_BASE_COLUMNS if with_base else ())),
-            [_update_row(one, with_base) for one in self.updates],
+            [columns[at] for at in shown],
+            [[row[at] for at in shown] for row in rows],
             "\n".join([footer, *skipped]),
         )
         return [updates, self._clash_sheet()] if self.clashes else [updates]
