@@ -8,7 +8,6 @@ from typing import Any, final
 
 from torch import Tensor
 
-from spectralclip._common.files import replacing
 from spectralclip._common.text import missing_package
 
 
@@ -43,11 +42,9 @@ class TensorFile(Mapping[str, Tensor]):
         return len(self._keys)
 
 
-def write_tensors(
-    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], metadata: dict[str, str] | None
-) -> None:
-    """Write a safetensors file, whole or not at all."""
+def packed(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> bytes:
+    """The content of a safetensors file, to be written whole."""
     from safetensors.torch import save
 
-    with replacing(path) as file:
-        file.write(save(dict(tensors), metadata))
+    content: bytes = save(dict(tensors), None if metadata is None else dict(metadata))
+    return content

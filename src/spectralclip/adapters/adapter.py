@@ -10,7 +10,7 @@ from typing import Any, final
 from torch import Tensor
 
 from spectralclip._clipping import ClipResult
-from spectralclip._common import TensorFile, write_tensors
+from spectralclip._common import TensorFile, packed, replacing
 from spectralclip.adapters.naming import (
     PEFT_PREFIX,
     Configuration,
@@ -100,7 +100,8 @@ class Adapter(Mapping[str, Update]):
                 f"{self!r} was found in a model, which has its own way to be saved, such as "
                 "save_pretrained of peft."
             )
-        write_tensors(path, self._tensors, dict(self._metadata) if self._metadata else None)
+        with replacing(path) as file:
+            file.write(packed(self._tensors, self._metadata))
 
 
 def image_shape(update: Update, size: Sequence[int] | None) -> tuple[int, ...] | None:

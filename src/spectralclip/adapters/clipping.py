@@ -40,7 +40,8 @@ def clip_matrix_(update: Update, max_norm: float) -> ClipResult:
     norm = float(S[0])
     if norm <= max_norm:
         return ClipResult(norm, norm, 0.0, 0.0, 0, 0, True)
-    A, B = on_host(update.A).flatten(1), on_host(update.B).flatten(1)
+    # Copies: of parameters in float64 the factors below would be the parameters themselves.
+    A, B = (on_host(one).flatten(1).clone() for one in (update.A, update.B))
 
     def factors(target: float) -> tuple[Tensor, Tensor]:
         count = int(S.gt(target).sum())

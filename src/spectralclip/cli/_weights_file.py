@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from spectralclip._common import TensorFile, replacing, write_tensors
+from spectralclip._common import TensorFile, packed, replacing
 from spectralclip._models import unwrapped
 from spectralclip.cli._input_files import LARGEST_WEIGHTS, open_regular, require_unpacked_size
 from spectralclip.cli._pickled import wanted_globals
@@ -258,10 +258,10 @@ def _overlaps(tensor: Tensor) -> bool:
 
 def write(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
     """Write a checkpoint in the format it was read from, whole or not at all."""
-    if checkpoint.path.suffix == ".safetensors":
-        write_tensors(path, checkpoint.content, checkpoint.metadata)
-        return
     with replacing(path) as file:
+        if checkpoint.path.suffix == ".safetensors":
+            file.write(packed(checkpoint.content, checkpoint.metadata))
+            return
         try:
             torch.save(checkpoint.content, file)
         except RuntimeError as error:
