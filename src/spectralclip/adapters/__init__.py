@@ -4,13 +4,9 @@ The norm and spectrum of an update come from its factors, exactly and without fo
 angles between updates, and the factors of a clipped one.
 """
 
-from spectralclip.adapters.adapter import CONFIGURATION as CONFIGURATION
-from spectralclip.adapters.adapter import WEIGHTS as WEIGHTS
 from spectralclip.adapters.adapter import Adapter as Adapter
-from spectralclip.adapters.adapter import display_name as display_name
 from spectralclip.adapters.adapter import from_tensors as from_tensors
 from spectralclip.adapters.adapter import load as load
-from spectralclip.adapters.adapter import needs_configuration as needs_configuration
 from spectralclip.adapters.live import from_model as from_model
 from spectralclip.adapters.measures import BaseMeasures as BaseMeasures
 from spectralclip.adapters.measures import Clash as Clash

@@ -14,6 +14,12 @@ from torch import Tensor
 from spectralclip import adapters
 from spectralclip._common import write_texts
 from spectralclip.adapters import Adapter, AdapterReport
+from spectralclip.adapters.adapter import (
+    CONFIGURATION,
+    WEIGHTS,
+    display_name,
+    needs_configuration,
+)
 from spectralclip.cli import _output, _steps, _weights_file
 from spectralclip.cli._clip_file import require_output
 from spectralclip.cli._input_files import LARGEST_TEXT, LARGEST_WEIGHTS, read_text, require_regular
@@ -35,7 +41,7 @@ def run(
     limit: float | None,
 ) -> None:
     """Read, measure, clip if asked to, write, and print."""
-    places = [file / adapters.WEIGHTS if file.is_dir() else file for file in files]
+    places = [file / WEIGHTS if file.is_dir() else file for file in files]
     _require_writable(places, bases, json, max_norm, output, overwrite)
     checkpoints = [_weights_file.read(place, limit or LARGEST_WEIGHTS) for place in places]
     read = [_adapter(one, alpha, limit) for one in checkpoints]
@@ -78,16 +84,16 @@ def _require_writable(
 
 def _adapter(checkpoint: Checkpoint, alpha: float | None, limit: float | None) -> Adapter:
     """The adapter of a file, with the configuration beside it."""
-    place = checkpoint.path.with_name(adapters.CONFIGURATION)
+    place = checkpoint.path.with_name(CONFIGURATION)
     config = None
-    if adapters.needs_configuration(checkpoint.tensors) and os.path.lexists(place):
+    if needs_configuration(checkpoint.tensors) and os.path.lexists(place):
         config = read_text(place, "configuration", limit or LARGEST_TEXT)
     return adapters.from_tensors(
         checkpoint.tensors,
         config=config,
         metadata=checkpoint.metadata,
         alpha=alpha,
-        name=adapters.display_name(checkpoint.path),
+        name=display_name(checkpoint.path),
         origin=str(checkpoint.path),
     )
 
@@ -140,8 +146,8 @@ def _notes(found: AdapterReport, source: Path, output: Path | None, json: str | 
                 "note: of convolutions the norms of reshaped kernels were held; --size 32,32 "
                 "holds those of the convolutions, on such images."
             )
-        config = source.with_name(adapters.CONFIGURATION)
-        if config.exists() and not output.with_name(adapters.CONFIGURATION).exists():
+        config = source.with_name(CONFIGURATION)
+        if config.exists() and not output.with_name(CONFIGURATION).exists():
             notes.append(f"note: {config} belongs beside it, too.")
         notes.append(f"wrote {output}")
     if json not in (None, _steps.STANDARD_OUTPUT):
