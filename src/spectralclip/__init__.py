@@ -4,7 +4,7 @@ from importlib import import_module
 from importlib.metadata import version
 from types import ModuleType
 
-from spectralclip import methods, nn
+from spectralclip import adapters, methods, nn
 from spectralclip._attention import Head, attention_heads
 from spectralclip._audit import Audit, AuditComparison, LayerAudit, audit
 from spectralclip._bounds import Interval, norm_bounds, norm_bounds_all_sizes
@@ -79,6 +79,7 @@ __all__ = [
     "Solver",
     "Spectrum",
     "TrainingReport",
+    "adapters",
     "as_operator",
     "attach",
     "attention_heads",

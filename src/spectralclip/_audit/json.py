@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 _READERS = {AUDIT: "Audit.from_json", COMPARISON: "AuditComparison.from_json"}
 
 
-def document_of(format_: str, record: DataclassInstance) -> dict[str, Any]:
+def document_of(format_: str, record: DataclassInstance, version: int = VERSION) -> dict[str, Any]:
     """A record of plain values as a document of the given format."""
-    return {"format": format_, "version": VERSION, **_plain(asdict(record))}
+    return {"format": format_, "version": version, **_plain(asdict(record))}
 
 
 def to_text(document: Mapping[str, Any]) -> str:

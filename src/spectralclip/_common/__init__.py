@@ -23,6 +23,8 @@ from spectralclip._common.numbers import positive_number as positive_number
 from spectralclip._common.progress import Progress as Progress
 from spectralclip._common.progress import Steps as Steps
 from spectralclip._common.progress import shown as shown
+from spectralclip._common.tensor_files import TensorFile as TensorFile
+from spectralclip._common.tensor_files import packed as packed
 from spectralclip._common.text import ITSELF as ITSELF
 from spectralclip._common.text import missing_package as missing_package
 from spectralclip._common.text import printable as printable

@@ -17,6 +17,9 @@ from spectralclip._linalg.krylov import orthonormal_rows as orthonormal_rows
 from spectralclip._linalg.krylov import row_products as row_products
 from spectralclip._linalg.krylov import rows_lq as rows_lq
 from spectralclip._linalg.krylov import tall_qr as tall_qr
+from spectralclip._linalg.low_rank import FactoredSVD as FactoredSVD
+from spectralclip._linalg.low_rank import factored_inner as factored_inner
+from spectralclip._linalg.low_rank import factored_svd as factored_svd
 from spectralclip._linalg.precision import decomposable as decomposable
 from spectralclip._linalg.precision import full_precision as full_precision
 from spectralclip._linalg.precision import has_float64 as has_float64

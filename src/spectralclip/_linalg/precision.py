@@ -38,8 +38,8 @@ def has_float64(device: torch.device) -> bool:
 
 def on_host(x: Tensor) -> Tensor:
     """A tensor in float64, or complex128, on the CPU."""
-    x = x.detach().cpu()
-    return x.to(torch.promote_types(x.dtype, torch.float64))
+    # Torch knows no common type of float64 and those of one byte.
+    return x.detach().cpu().to(torch.complex128 if x.is_complex() else torch.float64)
 
 
 def wide(x: Tensor) -> Tensor:

@@ -47,6 +47,13 @@ Example:
   spectralclip compare before.json after.json --html change.html
 
 {EXIT_CODES}"""
+ADAPTERS_EXAMPLES = f"""\b
+Examples:
+  spectralclip adapters style.safetensors subject.safetensors --base model.safetensors
+  spectralclip adapters lora-folder --max-norm 2 --out clipped.safetensors
+  spectralclip adapters style.safetensors --size 32,32 --json -
+
+{EXIT_CODES}"""
 DEMO_EXAMPLES = f"""\b
 Example:
   spectralclip demo --output reports
@@ -136,6 +143,9 @@ LargestFile = Annotated[
 ]
 Seed = Annotated[
     int, typer.Option(min=-(2**63), max=2**63 - 1, help="Of random inputs, weights and starts.")
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the output file if there is one.")
 ]
 Device = Annotated[str | None, typer.Option(help="Where to compute, such as cuda.")]
 Json = Annotated[
