@@ -24,7 +24,13 @@ from spectralclip._lipschitz import (
     margin_cross_entropy,
 )
 from spectralclip._models import FoundLayer, find_layers, skipped_layers
-from spectralclip._operators import LinearOperator, NotAffineError, as_operator, check_affine
+from spectralclip._operators import (
+    LinearOperator,
+    NotAffineError,
+    as_operator,
+    check_affine,
+    kernel_operator,
+)
 from spectralclip._spectrum import (
     ConvergenceWarning,
     Exact,
@@ -32,6 +38,7 @@ from spectralclip._spectrum import (
     PowerQR,
     Solver,
     Spectrum,
+    kernel_norm,
     singular_values,
     spectral_norm,
     svds,
@@ -88,6 +95,8 @@ __all__ = [
     "find_layers",
     "init_at_bound_",
     "jacobian_operator",
+    "kernel_norm",
+    "kernel_operator",
     "lipschitz_bounds",
     "margin_cross_entropy",
     "methods",
