@@ -179,7 +179,8 @@ def _ends(returned: Any) -> tuple[float, float, bool]:
         return float(returned[0]), float(returned[1]), True
     if returned is None or isinstance(returned, (str, bool)):
         raise TypeError(f"expected a number or the two ends of an interval, got {returned!r}")
-    value = float(returned)
+    # A norm that carries a gradient is a number all the same, of which torch would warn.
+    value = float(returned.detach() if isinstance(returned, torch.Tensor) else returned)
     return value, value, False
 
 
