@@ -84,7 +84,8 @@ class ArrayFunction:
 
 
 def _described(given: Any) -> str:
-    return f"a {type(given).__name__} of shape {tuple(given.shape)} and dtype {given.dtype}"
+    kind = "a tensor" if isinstance(given, Tensor) else "a NumPy array"
+    return f"{kind} of shape {tuple(given.shape)} and dtype {given.dtype}"
 
 
 @final
