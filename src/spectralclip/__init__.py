@@ -25,7 +25,13 @@ from spectralclip._lipschitz import (
     margin_cross_entropy,
 )
 from spectralclip._models import FoundLayer, find_layers, skipped_layers
-from spectralclip._operators import LinearOperator, NotAffineError, as_operator, check_affine
+from spectralclip._operators import (
+    LinearOperator,
+    NotAffineError,
+    as_operator,
+    check_affine,
+    kernel_operator,
+)
 from spectralclip._spectrum import (
     ConvergenceWarning,
     Exact,
@@ -33,6 +39,7 @@ from spectralclip._spectrum import (
     PowerQR,
     Solver,
     Spectrum,
+    kernel_norm,
     singular_values,
     spectral_norm,
     svds,
@@ -92,6 +99,8 @@ __all__ = [
     "find_layers",
     "init_at_bound_",
     "jacobian_operator",
+    "kernel_norm",
+    "kernel_operator",
     "lipschitz_bounds",
     "margin_cross_entropy",
     "methods",
@@ -112,7 +121,7 @@ for _name in __all__:
 
 
 def __getattr__(name: str) -> ModuleType:
-    # The demo, with its digits, is imported when it is asked for.
-    if name == "demo":
-        return import_module("spectralclip.demo")
+    # The demo with its digits, and the conformance suite, are imported when they are asked for.
+    if name in ("conformance", "demo"):
+        return import_module(f"spectralclip.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,6 +13,10 @@ from spectralclip._operators.check_affine import is_linear_in as is_linear_in
 from spectralclip._operators.contexts import evaluation_mode as evaluation_mode
 from spectralclip._operators.contexts import plain_numerics as plain_numerics
 from spectralclip._operators.contexts import unchanged_rng as unchanged_rng
+from spectralclip._operators.kernel_operator import KernelLayout as KernelLayout
+from spectralclip._operators.kernel_operator import Padding as Padding
+from spectralclip._operators.kernel_operator import Sizes as Sizes
+from spectralclip._operators.kernel_operator import kernel_operator as kernel_operator
 from spectralclip._operators.maps import ConvGeometry as ConvGeometry
 from spectralclip._operators.maps import ConvMap as ConvMap
 from spectralclip._operators.maps import Layout as Layout
@@ -29,10 +33,10 @@ from spectralclip._operators.module_types import describe as describe
 from spectralclip._operators.module_types import is_plain as is_plain
 from spectralclip._operators.operator import LinearOperator as LinearOperator
 from spectralclip._operators.operator import as_operator as as_operator
-from spectralclip._operators.operator import in_float64 as in_float64
-from spectralclip._operators.operator import operator_at as operator_at
 from spectralclip._operators.rows import Place as Place
 from spectralclip._operators.rows import Rows as Rows
 from spectralclip._operators.running_norms import RunningBatchNorm as RunningBatchNorm
 from spectralclip._operators.running_norms import RunningShift as RunningShift
 from spectralclip._operators.running_norms import on_channels as on_channels
+from spectralclip._operators.variants import in_float64 as in_float64
+from spectralclip._operators.variants import operator_at as operator_at

@@ -1,6 +1,7 @@
 """Singular values and vectors of an operator."""
 
 from spectralclip._spectrum.exact import Exact as Exact
+from spectralclip._spectrum.kernel_norm import kernel_norm as kernel_norm
 from spectralclip._spectrum.rough import fresh_ritz as fresh_ritz
 from spectralclip._spectrum.rough import warmed_ritz as warmed_ritz
 from spectralclip._spectrum.solvers import Lanczos as Lanczos

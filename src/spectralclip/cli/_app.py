@@ -1,4 +1,4 @@
-"""The command line: `spectralclip audit | clip | compare | adapters | demo`.
+"""The command line: `spectralclip audit | clip | compare | adapters | conformance | demo`.
 
 Everything that a command does is in the library; here are its options, its exit codes, and the
 one line that it says when something is wrong.
@@ -258,6 +258,43 @@ def adapters(
         overwrite=overwrite,
         limit=limit,
     )
+
+
+@app.command(epilog=options.CONFORMANCE_EXAMPLES)
+def conformance(
+    estimate: Annotated[
+        str,
+        typer.Argument(
+            metavar="FUNCTION",
+            help="module.path:function or file.py:function, called with a torch module and the "
+            "shape of one input. It returns a number, or the two ends of an interval.",
+        ),
+    ],
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KIND", help="Only layers of this kind or name; may be repeated."),
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what it said of each layer.")
+    ] = None,
+    tol: Annotated[float, typer.Option(help="Relative tolerance of a right answer.")] = 1e-3,
+    require: Annotated[
+        options.Require | None,
+        typer.Option(
+            help="End with exit code 1 unless every answer is right, an upper or a lower bound."
+        ),
+    ] = None,
+    suite: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Another suite than the one of this package."),
+    ] = None,
+    seed: options.Seed = 0,
+) -> None:
+    """Hold a function that estimates spectral norms against 200 layers with certified norms."""
+    from spectralclip.cli._conformance import hold_against_suite
+
+    if not hold_against_suite(estimate, only or (), json, tol, require, suite, seed):
+        raise typer.Exit(options.ABOVE)
 
 
 @app.command(epilog=options.DEMO_EXAMPLES)

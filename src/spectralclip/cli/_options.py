@@ -19,10 +19,10 @@ from spectralclip.cli._output import say
 ABOVE = 1  # beside the exit codes that all commands have
 
 EXIT_CODES = """
-Exit codes: 0 fine; 1 not all that --fail-above looks at is certified to be within, and reports
-have been written; 2 bad input or usage, with one line that begins with "error:", and nothing
-written; 130 stopped by Ctrl-C; 141 nobody reads the output any more; 143 terminated. No file is
-ever written by half.
+Exit codes: 0 fine; 1 not all that --fail-above looks at is certified to be within, or not all that
+--require asks for holds, and reports have been written; 2 bad input or usage, with one line that
+begins with "error:", and nothing written; 130 stopped by Ctrl-C; 141 nobody reads the output any
+more; 143 terminated. No file is ever written by half.
 """
 
 AUDIT_EXAMPLES = f"""\b
@@ -54,6 +54,13 @@ Examples:
   spectralclip adapters style.safetensors --size 32,32 --json -
 
 {EXIT_CODES}"""
+CONFORMANCE_EXAMPLES = f"""\b
+Examples:
+  spectralclip conformance mypackage.norms:my_estimate
+  spectralclip conformance norms.py:my_estimate --only trained --only 'conv2d-*' --json out.json
+  spectralclip conformance spectralclip:norm_bounds --require right
+
+{EXIT_CODES}"""
 DEMO_EXAMPLES = f"""\b
 Example:
   spectralclip demo --output reports
@@ -67,6 +74,14 @@ class Compose(str, Enum):
     conv_bn = "conv_bn"
     chains = "chains"
     none = "none"
+
+
+class Require(str, Enum):
+    """What `conformance` asks of every answer."""
+
+    RIGHT = "right"
+    UPPER = "upper"
+    LOWER = "lower"
 
 
 class Certify(str, Enum):
