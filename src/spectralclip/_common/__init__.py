@@ -2,6 +2,8 @@
 
 from spectralclip._common.amx import FaultyProcessorError as FaultyProcessorError
 from spectralclip._common.amx import explained as explained
+from spectralclip._common.amx import keep as keep
+from spectralclip._common.amx import kept_in as kept_in
 from spectralclip._common.amx import needed as needed
 from spectralclip._common.commands import FINE as FINE
 from spectralclip._common.commands import INTERRUPTED as INTERRUPTED
