@@ -1,6 +1,8 @@
 """Numbers, names and files as users give them: what every other room may use."""
 
 from spectralclip._common.amx import explained as explained
+from spectralclip._common.amx import keep as keep
+from spectralclip._common.amx import kept_in as kept_in
 from spectralclip._common.amx import needed as needed
 from spectralclip._common.commands import FINE as FINE
 from spectralclip._common.commands import INTERRUPTED as INTERRUPTED
