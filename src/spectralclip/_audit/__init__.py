@@ -9,6 +9,7 @@ from spectralclip._audit.layer import LayerAudit as LayerAudit
 from spectralclip._audit.left_out import NETWORK as NETWORK
 from spectralclip._audit.record import Audit as Audit
 from spectralclip._audit.record import AuditComparison as AuditComparison
+from spectralclip._audit.scores import Scores as Scores
 from spectralclip._audit.table import Column as Column
 from spectralclip._audit.table import Sheet as Sheet
 from spectralclip._audit.table import at_least_zero as at_least_zero

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spectralclip._audit.layer import LayerAudit
+from spectralclip._audit.scores import Scores
 from spectralclip._bounds import Interval
 from spectralclip._lipschitz import NetworkBound, Step, Unbounded
 from spectralclip.report import AUDIT, COMPARISON, VERSION, require_document
@@ -88,6 +89,7 @@ def audit_fields(document: Mapping[str, Any]) -> dict[str, Any]:
             "inputs": tuple(tuple(shape) for shape in document["inputs"]),
             "layers": tuple(map(_layer, document["layers"])),
             "lipschitz": None if bound is None else _network_bound(bound),
+            "scores": _scores(document.get("scores")),
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
@@ -116,6 +118,13 @@ def _network_bound(entry: Mapping[str, Any]) -> NetworkBound:
         for one in entry["steps"]
     )
     return NetworkBound(**{**values, "local_norms": tuple(entry["local_norms"])})
+
+
+def _scores(entry: Mapping[str, Any] | None) -> Scores | None:
+    if entry is None:  # also of documents that were written before there were any
+        return None
+    _require(entry, (int, float), "spread")
+    return Scores(**_known(Scores, entry))
 
 
 def _require(values: Mapping[str, Any], kind: type | tuple[type, ...], *keys: str) -> None:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from spectralclip._clipping import Certify, ClipResult, clip_found_layers_
 from spectralclip._lipschitz import NetworkBound
-from spectralclip._models import ExampleInputs, FoundLayer, is_sharded_tensor
+from spectralclip._models import ExampleInputs, FoundLayer, is_sharded_tensor, spread_and_gain
 from spectralclip._operators import plain_numerics
 from spectralclip._training.allocation import EVERY, Allocation
 from spectralclip._training.distributed.sharing import held_of
@@ -27,7 +27,6 @@ from spectralclip._training.report import (
     TrainingReport,
     bound_by_rules,
     foreseen_spread,
-    spread_and_gain,
 )
 from spectralclip._training.state import load_whole, require_state
 
