@@ -112,6 +112,13 @@ def test_a_model_without_adapters_is_refused() -> None:
         from_model(nn.Linear(3, 3))
 
 
+def test_transposed_factors_are_refused() -> None:
+    layer = nn.Linear(9, 9)
+    layer.lora_a, layer.lora_b = nn.Parameter(torch.ones(9, 2)), nn.Parameter(torch.ones(2, 9))
+    with pytest.raises(ValueError, match=r"0: .*got A \(9, 2\) and B \(2, 9\): they seem to be"):
+        from_model(nn.Sequential(layer))
+
+
 def test_a_merged_base_is_refused() -> None:
     model = nn.Sequential(Named("x"))
     adapter = from_model(model)

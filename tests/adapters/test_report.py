@@ -117,6 +117,13 @@ def test_three_adapters_are_added_in_pairs_and_together() -> None:
     assert report([pair(5), pair(6, layer="other")]).clashes == ()
 
 
+def test_a_sum_may_have_more_rank_than_sides() -> None:
+    many = [pair(seed, name=str(seed)) for seed in range(14)]
+    assert report(many).clashes[-1].sum_norm == pytest.approx(
+        norm(sum(deltas(*many), torch.zeros(40, 30)))
+    )
+
+
 def test_updates_of_zero_clash_with_nothing() -> None:
     zero = from_tensors({"fc.lora_A": torch.ones(3, 30), "fc.lora_B": torch.zeros(40, 3)})
     for both in ([pair(0), zero], [zero, pair(0)], [zero, zero]):
