@@ -83,6 +83,21 @@ def test_the_geometry_of_a_convolution_is_its_own() -> None:
     assert update(torch.ones(1, 5, 8, 8)).shape == (1, 6, 4, 4)
 
 
+def test_embeddings_are_transposed() -> None:
+    words = nn.Module()
+    words.base_layer, words.scaling = nn.Embedding(20, 12), {"x": 2.0}
+    A, B = factors(0, 12, 20, 3)
+    words.lora_embedding_A = nn.ParameterDict({"x": nn.Parameter(A)})
+    words.lora_embedding_B = nn.ParameterDict({"x": nn.Parameter(B)})
+    model = nn.Sequential(words)
+    adapter = from_model(model)
+    assert adapter["0"].transposed
+    (row,) = sc.adapters.report(adapter, base=model).updates
+    both = words.base_layer.weight.detach().double().T + dense(A, B, 2.0)
+    assert row.base is not None
+    assert row.base.sum_norm == pytest.approx(float(torch.linalg.matrix_norm(both, 2)), rel=1e-3)
+
+
 def test_other_forms_are_left_out() -> None:
     adapter = from_model(nn.Sequential(Named("x"), Named("x", dora="x")))
     assert list(adapter) == ["0"] and "DoRA" in adapter.left_out["1"]
@@ -95,6 +110,13 @@ def test_other_forms_are_left_out() -> None:
 def test_a_model_without_adapters_is_refused() -> None:
     with pytest.raises(ValueError, match="Linear: expected modules with lora_A and lora_B"):
         from_model(nn.Linear(3, 3))
+
+
+def test_transposed_factors_are_refused() -> None:
+    layer = nn.Linear(9, 9)
+    layer.lora_a, layer.lora_b = nn.Parameter(torch.ones(9, 2)), nn.Parameter(torch.ones(2, 9))
+    with pytest.raises(ValueError, match=r"0: .*got A \(9, 2\) and B \(2, 9\): they seem to be"):
+        from_model(nn.Sequential(layer))
 
 
 def test_a_merged_base_is_refused() -> None:

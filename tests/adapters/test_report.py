@@ -117,10 +117,19 @@ def test_three_adapters_are_added_in_pairs_and_together() -> None:
     assert report([pair(5), pair(6, layer="other")]).clashes == ()
 
 
+def test_a_sum_may_have_more_rank_than_sides() -> None:
+    many = [pair(seed, name=str(seed)) for seed in range(14)]
+    assert report(many).clashes[-1].sum_norm == pytest.approx(
+        norm(sum(deltas(*many), torch.zeros(40, 30)))
+    )
+
+
 def test_updates_of_zero_clash_with_nothing() -> None:
     zero = from_tensors({"fc.lora_A": torch.ones(3, 30), "fc.lora_B": torch.zeros(40, 3)})
-    (clash,) = report([pair(0), zero]).clashes
-    assert (clash.alignment, clash.cosine, clash.output_overlap, clash.remark) == (0, 0, 0, "")
+    for both in ([pair(0), zero], [zero, pair(0)], [zero, zero]):
+        (clash,) = report(both).clashes
+        assert (clash.alignment, clash.cosine, clash.remark) == (0, 0, "")
+        assert (clash.output_overlap, clash.input_overlap) == (0, 0)
     row = report(zero, {"fc.weight": torch.eye(40, 30)}).updates[0]
     assert (row.norm, row.effective_rank, row.stable_rank) == (0, 0, 0)
     assert row.base is not None and row.base.output_angles == ()
@@ -195,6 +204,8 @@ def test_a_base_that_does_not_fit_is_refused() -> None:
             report(adapter, base)
     with pytest.raises(ValueError, match="got none"):
         report([])
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        report(adapter, k=0)
     other = from_tensors({"fc.lora_A": torch.ones(2, 31), "fc.lora_B": torch.ones(40, 2)})
     with pytest.raises(ValueError, match=r"one shape, got \(40, 30\), \(40, 31\)"):
         report([adapter, other])

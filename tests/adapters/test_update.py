@@ -183,7 +183,7 @@ def nan(tensor: Tensor) -> Tensor:
     [
         (torch.ones(4, 5), torch.ones(6, 3), 1.0, r"got A \(4, 5\) and B \(6, 3\)"),
         (torch.ones(4, 5, 3, 3), torch.ones(6, 4), 1.0, r"got A \(4, 5, 3, 3\) and B \(6, 4\)"),
-        (torch.ones(4, 5, 3), torch.ones(6, 4, 3), 1.0, "same update"),
+        (torch.ones(4, 5, 3), torch.ones(6, 4, 3), 1.0, "same update, and"),
         (torch.ones(0, 5), torch.ones(6, 0), 1.0, r"A \(0, 5\)"),
         (torch.ones(4), torch.ones(4), 1.0, r"A \(4,\)"),
         (nan(torch.ones(4, 5)), torch.ones(6, 4), 1.0, "NaN or infinite values in A"),

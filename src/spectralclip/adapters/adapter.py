@@ -18,7 +18,7 @@ from spectralclip.adapters.naming import (
     find_pairs,
     told_alpha,
 )
-from spectralclip.adapters.update import Update
+from spectralclip.adapters.update import Update, require_thin
 
 CONFIGURATION = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"  # of a folder that peft has written
@@ -236,6 +236,7 @@ def _update(
     tensors: Mapping[str, Tensor], pair: Pair, told: Configuration | None, alpha: float | None
 ) -> Update:
     A, B = tensors[pair.A], tensors[pair.B]
+    require_thin(pair.layer, A, B)
     rank = A.shape[0] if A.ndim else 0
     beside = told_alpha(tensors, pair)
     scale = None if beside is None else beside / max(rank, 1)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from spectralclip._models import unwrapped
 from spectralclip.adapters.adapter import Adapter
 from spectralclip.adapters.naming import PEFT_PREFIX
-from spectralclip.adapters.update import Update
+from spectralclip.adapters.update import Update, require_thin
 
 _PAIRS = (
     ("lora_A", "lora_B"),
@@ -121,6 +121,7 @@ def _update(layer: str, module: Any, A: Any, B: Any, name: str | None) -> Update
     embeds = _factor(A) is A and name is not None and A is _embedding_factor(module, name)
     right, left = _factor(A), _factor(B)
     assert right is not None and left is not None
+    require_thin(layer, right, left)
     scale = _scale(module, name, right.shape[0])
     return Update(right, left, scale, name=layer, transposed=transposed or embeds, **known)
 

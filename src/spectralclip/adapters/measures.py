@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from spectralclip._bounds import Interval
 from spectralclip._common import Shape
-from spectralclip._linalg import factored_inner, on_host
+from spectralclip._linalg import FactoredSVD, factored_inner, on_host
 from spectralclip._spectrum import spectral_norm, svds
 from spectralclip.adapters.adapter import image_shape
 from spectralclip.adapters.update import Update, summed
@@ -167,10 +167,10 @@ def measure_base(
     wider = min(JUDGEMENT.wider * k, *weight.flatten(1).shape)
     both = weight + update.delta()
     alone, together = svds(_dense(weight), k=wider), svds(_dense(both), k=k)
-    U, _, Vh = update.svd()
-    leading = min(k, update.svd().rank)
-    outputs = _angles(U.T[:leading], on_host(alone.U[:k]))
-    inputs = _angles(Vh[:leading], on_host(alone.V[:k]))
+    own = update.svd()
+    leading = min(k, own.rank)
+    outputs = _angles(own.U.T[:leading], on_host(alone.U[:k]))
+    inputs = _angles(own.Vh[:leading], on_host(alone.V[:k]))
     inside = (on_host(together.U) @ on_host(alone.U).T).norm(dim=1)
     intruders = int((inside < JUDGEMENT.intruder).sum())
     norm, sum_norm = float(alone.S[0]), float(together.S[0])
@@ -186,13 +186,15 @@ def measure_clash(
 ) -> Clash:
     """What becomes of updates of one layer when they are added."""
     names, parts = zip(*updates, strict=True)
-    norms = [_norm(one, size) for one in parts]
-    total, largest, most = _norm(summed(parts), size), max(norms), sum(norms)
+    decomposed = [one.svd() for one in parts]
+    norms = [_norm(one, found, size) for one, found in zip(parts, decomposed, strict=True)]
+    both = summed(parts)
+    total, largest, most = _norm(both, both.svd(), size), max(norms), sum(norms)
     alignment = (total - largest) / (most - largest) if most > largest else 0.0
     cosine = outputs = inputs = None
     if len(parts) == 2:
-        cosine = _cosine(*parts)
-        first, second = (one.svd() for one in parts)
+        first, second = decomposed
+        cosine = _cosine(*parts, float(first.S.norm() * second.S.norm()))
         ranks = first.rank, second.rank
         outputs = _overlap(first.U.T[: ranks[0]], second.U.T[: ranks[1]])
         inputs = _overlap(first.Vh[: ranks[0]], second.Vh[: ranks[1]])
@@ -202,9 +204,9 @@ def measure_clash(
     return Clash(layer, names, tuple(norms), total, alignment, cosine, outputs, inputs, remark)
 
 
-def _norm(update: Update, size: Sequence[int] | None) -> float:
+def _norm(update: Update, decomposed: FactoredSVD, size: Sequence[int] | None) -> float:
     in_shape = image_shape(update, size)
-    return update.norm if in_shape is None else update.norm_at(in_shape).upper
+    return float(decomposed.S[0]) if in_shape is None else update.norm_at(in_shape).upper
 
 
 def _dense(weight: Tensor) -> nn.Module:
@@ -231,9 +233,8 @@ def _angles(first: Tensor, second: Tensor) -> tuple[float, ...]:
     return tuple(torch.rad2deg(torch.acos(cosines)).tolist())
 
 
-def _cosine(first: Update, second: Update) -> float:
+def _cosine(first: Update, second: Update, lengths: float) -> float:
     flat = [(one.scale * on_host(one.B).flatten(1), one.A.flatten(1)) for one in (first, second)]
-    lengths = first.frobenius * second.frobenius
     return factored_inner(*flat[0], *flat[1]) / lengths if lengths > 0 else 0.0
 
 

@@ -188,6 +188,8 @@ def report(
     given = _by_name([adapters] if isinstance(adapters, Adapter) else list(adapters))
     if not given:
         raise ValueError("report needs an adapter, or several: got none.")
+    if not k >= 1:
+        raise ValueError(f"k: expected a number of directions of at least 1, got {k!r}.")
     weights = base_weights(base) if isinstance(base, nn.Module) else base
     rows, left_out = [], {}
     for name, adapter in given.items():

@@ -223,7 +223,8 @@ def _check(name: str, A: Tensor, B: Tensor, scale: float) -> None:
     fits = 2 <= A.ndim <= 5 and A.ndim == B.ndim and A.numel() > 0 and B.numel() > 0
     if not fits or A.shape[0] != B.shape[1] or math.prod(B.shape[2:]) != 1:
         raise ValueError(
-            f"{name}: expected {expected}, got {shapes}: are they factors of the same update?"
+            f"{name}: expected {expected}, got {shapes}: are they factors of the same update, "
+            "and not transposed?"
         )
     if not math.isfinite(scale):
         raise ValueError(f"{name}: expected a finite scale, got {scale}: look at alpha and rank.")
@@ -238,6 +239,15 @@ def _check(name: str, A: Tensor, B: Tensor, scale: float) -> None:
                 f"{name}: NaN or infinite values in {factor}: its spectrum is not defined. Restore "
                 "finite weights."
             )
+
+
+def require_thin(name: str, A: Tensor, B: Tensor) -> None:
+    """Refuse square layers' factors that are kept transposed: all else would fit."""
+    if A.ndim == B.ndim == 2 and A.shape[0] == B.shape[1] > max(A.shape[1], B.shape[0]):
+        raise ValueError(
+            f"{name}: expected A (r, in) and B (out, r) of a rank below both sides, got A "
+            f"{tuple(A.shape)} and B {tuple(B.shape)}: they seem to be transposed."
+        )
 
 
 def summed(updates: Sequence[Update]) -> Update:
