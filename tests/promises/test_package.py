@@ -164,6 +164,7 @@ OPTIONAL = (
     "transformers",
     "typer",
     "vl_convert",
+    "wandb",
 )
 
 MODULES_ADDED_BY_IMPORT = """
