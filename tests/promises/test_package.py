@@ -170,6 +170,7 @@ OPTIONAL = (
     "transformers",
     "typer",
     "vl_convert",
+    "wandb",
 )
 
 MODULES_ADDED_BY_IMPORT = """
