@@ -29,7 +29,7 @@ VERDICTS = ("right", "above", "below", "wrong", "raised")
 GROUPS: tuple[tuple[str, Callable[[], dict[str, Any]]], ...] = (
     ("this package", ours),
     ("other packages", others),
-    ("methods of the literature", published),
+    ("`spectralclip.methods`", published),
 )
 
 
@@ -76,14 +76,15 @@ def measure(names: list[str]) -> None:
                 warnings.simplefilter("ignore")  # of other packages
                 report = run(function, layers, tol=TOL)
             results[name] = {"group": group} | _summary(report)
-            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+            RESULTS.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
             print(f"{name}: {report.conclusion}", flush=True)
 
 
 def _summary(report: Report) -> dict[str, Any]:
     kinds = dict.fromkeys(one.kind for one in report.outcomes)
     answered = [one for one in report.outcomes if one.lower is not None]
-    ratios = [one.ratio for one in answered if one.ratio is not None and one.truth > 0]
+    numbers = [one for one in answered if one.verdict != "wrong" and one.truth > 0]
+    ratios = [one.ratio for one in numbers if one.ratio is not None]
     return {
         "counts": {verdict: report.count(verdict) for verdict in VERDICTS},
         "right by kind": {kind: report.count("right", kind) for kind in kinds},
@@ -110,9 +111,8 @@ def render() -> None:
             blocks.append("\n".join([*_head(next(iter(rows.values())), group), *_rows(rows)]))
     head = ["function", "layer", "returns", "norm", "`norm_bounds`", "why"]
     lines = ["| " + " | ".join(cells) + " |" for cells in (head, *failures)]
-    blocks.append(
-        "\n".join(["What is known to go wrong:", "", lines[0], "|---" * 6 + "|", *lines[1:]])
-    )
+    lines.insert(1, "|---" * len(head) + "|")
+    blocks.append("\n".join(["What is known to go wrong:", "", *lines]))
     text = PAGE.read_text()
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
