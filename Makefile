@@ -75,7 +75,7 @@ $(JAX): pyproject.toml constraints.txt
 	touch $@
 
 test-jax: $(JAX) ## Norms of kernels and functions of JAX and Keras
-	$(call sound,.venv-jax/bin) OMP_NUM_THREADS=1 PYTHONPATH=tests/support KERAS_BACKEND=jax .venv-jax/bin/python -m pytest --noconftest -p no:cacheprovider tests/operators/jax_check.py
+	$(call sound,.venv-jax/bin) OMP_NUM_THREADS=1 KERAS_BACKEND=jax .venv-jax/bin/python -m pytest --noconftest -p no:cacheprovider tests/operators/jax_check.py
 
 # The lowest versions that pyproject.toml promises have an environment of their own too.
 FLOOR := .venv-floor/.installed

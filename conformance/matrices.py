@@ -37,8 +37,8 @@ def _convolution(layer: Layer, source: Any, target: Any) -> sparse.csr_array:
             for axis, place in enumerate(tap)
         ]
         channels = sparse.block_diag([sparse.csr_array(group) for group in groups])
-        total = total + sparse.kron(channels, reduce(sparse.kron, reads))
-    return sparse.csr_array(total)
+        total = total + sparse.csr_array(sparse.kron(channels, reduce(sparse.kron, reads)))
+    return total
 
 
 def _reads(layer: Layer, axis: int, tap: int, n: int, outputs: int) -> sparse.csr_array:

@@ -90,7 +90,7 @@ def _by_cholesky(layer: Layer, whole: sparse.csr_array) -> Norm:
     leading[order] = vectors[:, -1]
     value = float(np.linalg.norm(whole @ leading) / np.linalg.norm(leading))
     upper = value * (1 + SHIFT)
-    _require_positive(upper**2 * sparse.eye_array(gram.shape[0]) - gram)
+    _require_positive(upper**2 * sparse.csr_array(sparse.identity(len(order))) - gram)
     lower, second = value * (1 - MARGIN), math.sqrt(float(values[0]))
     return Norm(value, lower, upper * (1 + 10 * MARGIN), second, "cholesky")
 
@@ -98,8 +98,8 @@ def _by_cholesky(layer: Layer, whole: sparse.csr_array) -> Norm:
 def _require_positive(symmetric: Any) -> None:
     """Raise `LinAlgError` unless a banded matrix has a Cholesky factor."""
     entries = sparse.coo_array(symmetric)
-    below = entries.coords[0] >= entries.coords[1]
-    rows, columns = (index[below] for index in entries.coords)
+    below = entries.row >= entries.col
+    rows, columns = entries.row[below], entries.col[below]
     band = np.zeros((int((rows - columns).max()) + 1, entries.shape[0]))
     band[rows - columns, columns] = entries.data[below]
     linalg.cholesky_banded(band, lower=True, overwrite_ab=True, check_finite=False)

@@ -90,7 +90,9 @@ def ours() -> dict[str, Estimate]:
 
 def published() -> dict[str, Estimate]:
     """The estimates of the methods of the literature, as this package has them."""
-    return {f"`methods.{name}`": estimate for name, estimate in sc.methods.estimators().items()}
+    found = sc.methods.estimators()
+    found.pop("farnia")  # the same function as that of gouk
+    return {f"`methods.{name}`": estimate for name, estimate in found.items()}
 
 
 def others() -> dict[str, Estimate]:
