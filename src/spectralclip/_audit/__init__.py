@@ -4,6 +4,7 @@ from spectralclip._audit.audit import audit as audit
 from spectralclip._audit.estimates import EstimatedLayer as EstimatedLayer
 from spectralclip._audit.estimates import compare_estimates as compare_estimates
 from spectralclip._audit.estimates import estimates_sheet as estimates_sheet
+from spectralclip._audit.heads import HeadAudit as HeadAudit
 from spectralclip._audit.layer import LayerAudit as LayerAudit
 from spectralclip._audit.left_out import NETWORK as NETWORK
 from spectralclip._audit.record import Audit as Audit

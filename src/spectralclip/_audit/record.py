@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 from torch import Tensor
 
 from spectralclip._audit import table as tables
+from spectralclip._audit.heads import HeadAudit, heads_text
 from spectralclip._audit.json import audit_fields, document_of, read_document, to_text
 from spectralclip._audit.layer import Change, LayerAudit, change_of
 from spectralclip._audit.left_out import NETWORK, uncertified
@@ -75,6 +76,7 @@ class Audit(_Record):
         settings: What the audit was asked for.
         environment: Versions, device, seconds taken.
         created: When, in UTC, as ISO 8601 has it.
+        heads: The attention heads, in the order of their use.
 
     Example:
         >>> import torch
@@ -94,6 +96,7 @@ class Audit(_Record):
     settings: dict[str, Any]
     environment: dict[str, Any]
     created: str
+    heads: tuple[HeadAudit, ...] = ()
 
     def __getitem__(self, name: str) -> LayerAudit:
         """The layer or chain of that name."""
@@ -166,7 +169,7 @@ class Audit(_Record):
             f"{self.model}: {self.parameters:,} parameters",
             tables.LAYER_COLUMNS,
             [tables.layer_row(layer) for layer in self.layers],
-            "\n".join([self._bound_text(), *left_out]),
+            "\n".join(filter(None, [self._bound_text(), heads_text(self.heads), *left_out])),
         )
 
     def _bound_text(self) -> str:
