@@ -6,7 +6,7 @@ from types import ModuleType
 
 from spectralclip import adapters, methods, nn
 from spectralclip._attention import Head, attention_heads
-from spectralclip._audit import Audit, AuditComparison, LayerAudit, audit
+from spectralclip._audit import Audit, AuditComparison, HeadAudit, LayerAudit, audit
 from spectralclip._bounds import Interval, norm_bounds, norm_bounds_all_sizes
 from spectralclip._clipping import (
     ClipResult,
@@ -69,6 +69,7 @@ __all__ = [
     "Exact",
     "FoundLayer",
     "Head",
+    "HeadAudit",
     "InitResult",
     "Interval",
     "Lanczos",

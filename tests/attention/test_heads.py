@@ -155,6 +155,23 @@ def test_rotary_embeddings_have_an_upper_bound_for_all_positions(halves: bool) -
         assert holds(head.value, norm(value))
 
 
+@pytest.mark.parametrize("tokens", [[3, 3, 3, 3, 3, 3], [1, 2, 3]], ids=["equal", "few"])
+def test_an_example_that_does_not_tell_rotations_is_asked_for_a_better_one(
+    tokens: list[int],
+) -> None:
+    turn = rotation(6, True)
+
+    def rotate(q: Tensor, k: Tensor) -> Any:
+        return tuple((turn[: x.shape[2]] @ x[..., None])[..., 0] for x in (q, k))
+
+    with seeded(2):
+        model = nn.Sequential(nn.Embedding(9, 12), Grouped(rotate))
+    heads = attention_heads(model, torch.tensor([tokens]))
+    assert all(h.logit is None and "different tokens" in h.note for h in heads.values())
+    heads = attention_heads(model, torch.tensor([[1, 2, 3, 4, 5, 6]]))
+    assert all(h.logit is not None and h.is_rotary for h in heads.values())
+
+
 def test_queries_rotated_alone_have_no_lower_end() -> None:
     turn = rotation(6, True)
     model = Grouped(lambda q, k: ((turn @ q[..., None])[..., 0], k))

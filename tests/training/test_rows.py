@@ -85,13 +85,16 @@ def test_true_norms_are_held_at_every_step(name: str) -> None:
 def test_rows_of_one_parameter_are_held_within_bounds_of_their_own() -> None:
     model = Recurrent()
     optimizer = OPTIMIZERS["adam"](model)
-    bounds = {"lstm.weight_hh_l0[forget]": 0.3, "lstm.weight_hh_l0[output]": 0.5}
-    attach(model, optimizer, X, max_norm=bounds)
+    names = [f"lstm.weight_hh_l0[{gate}]" for gate in ("forget", "cell", "output")]
+    bounds = dict(zip(names, (0.3, 9.0, 0.5), strict=True))
+    attachment = attach(model, optimizer, X, max_norm=bounds)
     for _ in range(10):
         step(model, optimizer)
     norms = [torch.linalg.matrix_norm(p, 2) for p in model.lstm.weight_hh_l0.detach().split(40)]
     assert norms[1] <= 1.02 * 0.3 and norms[3] <= 1.02 * 0.5
     assert min(norms[0], norms[2]) > 0.8
+    pressures = attachment.pressures()
+    assert pressures[names[0]] > 0 and pressures[names[1]] == 0 and pressures[names[2]] > 0
 
 
 @quietly
@@ -176,7 +179,7 @@ def test_tied_rows_are_held_at_the_smaller_bound() -> None:
 
     model = Tied()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    attach(model, optimizer, X, max_norm={"one.weight_hh": 0.9, "other.weight_hh": 0.4})
+    attach(model, optimizer, X, max_norm={"one.weight_hh": 0.4, "other.weight_hh": 0.9})
     for _ in range(10):
         step(model, optimizer)
     assert torch.linalg.matrix_norm(model.one.weight_hh.detach(), 2) <= 1.02 * 0.4

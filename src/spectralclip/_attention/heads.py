@@ -31,8 +31,8 @@ from spectralclip._operators import (
 )
 
 NOT_LINEAR = (
-    "queries or keys are no linear function of the input, as where they are normalized: the logits "
-    "have no norm"
+    "queries or keys are no linear function of the input, as where they are normalized; or the "
+    "example does not show it: rotations are seen at four positions or more, with different tokens"
 )
 NO_VALUES = "values are made in a way that is not linear, or is not seen"
 NO_OUTPUT = "no dense layer reads what the heads make, as it is"

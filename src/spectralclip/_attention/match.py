@@ -73,9 +73,12 @@ def _places(
     factors = sought[:, None] / sizes.clamp_min(1e-300)
     pairs = zip(wanted, factors, strict=True)
     apart = torch.stack([(one - own[:, None] * flat).norm(dim=1) for one, own in pairs])
-    nearest = (apart / sought[:, None].clamp_min(1e-300)).min(1)
-    if not bool((nearest.values < tol).all()) or not bool((sought > 0).all()):
+    apart = apart / sought[:, None].clamp_min(1e-300)
+    # Where all rows are alike, as with equal tokens, the norms of any columns would do.
+    likely = (apart < tol).sum(1)
+    if bool((likely == 0).any()) or (is_rotated and bool((likely > 1).any())):
         return None
+    nearest = apart.min(1)
     columns = tuple(width * int(place) for place in nearest.indices)
     chosen = factors.gather(1, nearest.indices[:, None])[:, 0].tolist()
     return columns, tuple(1.0 if abs(one - 1) < tol else one for one in chosen)

@@ -70,18 +70,27 @@ def observe(
 ) -> Observed:
     """Run a model, as in evaluation, on standard normal inputs of the example's shapes.
 
-    Integers stay as they are. An example of zeros would not tell one layer from another.
+    An example of zeros would not tell one layer from another. Integers stay as they are, and a
+    model that does not run on such inputs gets the example itself.
     """
-    generator = torch.Generator("cpu").manual_seed(0)
+    generator, layers = torch.Generator("cpu").manual_seed(0), set(dense)
 
     def drawn(x: Tensor) -> Tensor:
         if not x.is_floating_point():
             return x.detach().clone()
         return torch.randn(x.shape, generator=generator).to(x.device, x.dtype)
 
-    args, kwargs = tree_map_only(Tensor, drawn, call_arguments(model, example_inputs))
+    given = call_arguments(model, example_inputs)
+    try:
+        return _run(model, tree_map_only(Tensor, drawn, given), layers)
+    except Exception:  # whatever a model does not like about random inputs
+        return _run(model, tree_map_only(Tensor, lambda x: x.detach().clone(), given), layers)
+
+
+def _run(model: nn.Module, inputs: Any, dense: set[nn.Module]) -> Observed:
+    args, kwargs = inputs
     names = {m: n for n, m in bare_modules(model) if not isinstance(m, torch.jit.ScriptModule)}
-    watch = _Watch(names, set(dense))
+    watch = _Watch(names, dense)
     hooks = around_calls(names, watch.enter, watch.leave)
     with torch.no_grad(), in_evaluation(model), hooks, _Functions(watch):
         model(*args, **kwargs)

@@ -3,6 +3,7 @@
 from spectralclip._audit.audit import audit as audit
 from spectralclip._audit.estimates import compare_estimates as compare_estimates
 from spectralclip._audit.estimates import estimates_sheet as estimates_sheet
+from spectralclip._audit.heads import HeadAudit as HeadAudit
 from spectralclip._audit.json import document_of as document_of
 from spectralclip._audit.json import to_text as to_text
 from spectralclip._audit.layer import LayerAudit as LayerAudit

@@ -16,6 +16,7 @@ from torch import nn
 
 from spectralclip._audit.describe import type_name
 from spectralclip._audit.examine import Request
+from spectralclip._audit.heads import HEADS, HeadAudit, audited_heads
 from spectralclip._audit.layer import LayerAudit
 from spectralclip._audit.left_out import NETWORK, NOT_CERTIFIED, with_verdicts
 from spectralclip._audit.record import Audit
@@ -55,8 +56,10 @@ def audit(
     Each affine layer is examined by itself, and each chain of layers that directly follow each
     other (a convolution and its batch norm, for example) as one operator: an interval that holds
     its norm, its leading singular values, its Frobenius norm, what torch's `spectral_norm` would
-    take for its norm, and a remark. Of the network there are a bound, and how much of what differs
-    between inputs arrives at its output. The model counts as in evaluation, and is left as it was.
+    take for its norm, and a remark. For each attention head there are intervals around the norms
+    of its two products, as `attention_heads` finds them. Of the network there are a bound, and how
+    much of what differs between inputs arrives at its output. The model counts as in evaluation,
+    and is left as it was.
 
     Args:
         model: Any module.
@@ -121,8 +124,10 @@ def audit(
                 steps.begin(NETWORK)
                 bound = _network(survey, example_inputs, book, request)
                 steps.done(NETWORK)
+            with left_as_it_was(bare):
+                heads = audited_heads(bare, example_inputs, survey)
             seconds = time.perf_counter() - started
-            made = _assembled(survey, example_inputs, rows, book, bound, request, seconds)
+            made = _assembled(survey, example_inputs, rows, book, bound, heads, request, seconds)
             layers = tuple(held_by(attachment, layer) for layer in made.layers)
             return replace(made, layers=layers, scores=scores_of(bare, example_inputs))
 
@@ -174,13 +179,14 @@ def _assembled(
     rows: Sequence[Row],
     book: Book,
     bound: NetworkBound | str | None,
+    heads: tuple[HeadAudit, ...] | str,
     request: Request,
     seconds: float,
 ) -> Audit:
     model, said = survey.model, dict(book.layers(rows))
     errors = {
         name: NOT_CERTIFIED + one
-        for name, one in (*said.items(), (NETWORK, bound))
+        for name, one in (*said.items(), (NETWORK, bound), (HEADS, heads))
         if isinstance(one, str)
     }
     inputs = tensors_in(example_inputs)
@@ -194,6 +200,7 @@ def _assembled(
         settings=request._asdict(),
         environment=_environment(model, seconds),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        heads=() if isinstance(heads, str) else heads,
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spectralclip._audit.heads import HeadAudit
 from spectralclip._audit.layer import LayerAudit
 from spectralclip._audit.scores import Scores
 from spectralclip._bounds import Interval
@@ -90,6 +91,7 @@ def audit_fields(document: Mapping[str, Any]) -> dict[str, Any]:
             "layers": tuple(map(_layer, document["layers"])),
             "lipschitz": None if bound is None else _network_bound(bound),
             "scores": _scores(document.get("scores")),
+            "heads": tuple(map(_head, document.get("heads", ()))),
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
@@ -105,6 +107,15 @@ def _layer(entry: Mapping[str, Any]) -> LayerAudit:
     for key in ("parts", "in_shape", "out_shape", "shared", "singular_values"):
         values[key] = tuple(values[key])
     return LayerAudit(**{**values, "norm": Interval(**_known(Interval, entry["norm"]))})
+
+
+def _head(entry: Mapping[str, Any]) -> HeadAudit:
+    values = _known(HeadAudit, entry)
+    _require(values, str, "name", "layer", "note")
+    for key in ("logit", "value"):
+        ends = values[key]
+        values[key] = None if ends is None else Interval(**_known(Interval, ends))
+    return HeadAudit(**values)
 
 
 def _network_bound(entry: Mapping[str, Any]) -> NetworkBound:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 from torch import Tensor
 
 from spectralclip._audit import table as tables
+from spectralclip._audit.heads import HeadAudit, heads_text
 from spectralclip._audit.json import audit_fields, document_of, read_document, to_text
 from spectralclip._audit.layer import Change, LayerAudit, change_of
 from spectralclip._audit.left_out import NETWORK, uncertified
@@ -78,6 +79,7 @@ class Audit(_Record):
         created: When, in UTC, as ISO 8601 has it.
         scores: How much of what differs between inputs arrives at the output; None where it cannot
             be said.
+        heads: The attention heads, in the order of their use.
 
     Example:
         >>> import torch
@@ -98,6 +100,7 @@ class Audit(_Record):
     environment: dict[str, Any]
     created: str
     scores: Scores | None = None
+    heads: tuple[HeadAudit, ...] = ()
 
     def __getitem__(self, name: str) -> LayerAudit:
         """The layer or chain of that name."""
@@ -172,7 +175,7 @@ class Audit(_Record):
             f"{self.model}: {self.parameters:,} parameters",
             [*tables.LAYER_COLUMNS, *(tables.HELD_COLUMNS if held else ())],
             [tables.layer_row(layer, held=held) for layer in self.layers],
-            "\n".join([*said, *left_out]),
+            "\n".join(filter(None, [*said, heads_text(self.heads), *left_out])),
         )
 
     def _bound_text(self) -> str:

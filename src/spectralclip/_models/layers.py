@@ -19,8 +19,10 @@ def find_layers(
 
     A layer is a module that has parameters of its own, is called in the forward pass, and is
     affine: dense layers, convolutions, transposed ones, batch norms with running statistics and
-    embeddings by their type, any other by evaluating it at a few random points. The model runs as
-    in evaluation and is left as it was. `skipped_layers` says what is not among them, and why.
+    embeddings by their type, any other by evaluating it at a few random points. So is each matrix
+    inside a recurrent layer or `nn.MultiheadAttention`, as "rnn.weight_hh_l0[forget]" or
+    "attn.in_proj_weight[k]". The model runs as in evaluation and is left as it was.
+    `skipped_layers` says what is not among them, and why.
 
     Two layers follow each other directly where, at each use, the second reads the very tensor
     that the first made, and nothing else reads that one: no operation, no other module, and not

@@ -7,6 +7,7 @@ from typing import Any
 
 from spectralclip._common import printable, shown_reason
 from spectralclip.report._document import AUDIT, COMPARISON, require_document
+from spectralclip.report._heads import head_grids
 from spectralclip.report._numbers import at_most, is_finite, short
 from spectralclip.report._rows import FACTS, audit_rows, comparison_rows, is_held
 from spectralclip.report._summary import summary_of
@@ -54,6 +55,11 @@ def view_of(document: Mapping[str, Any], title: str | None = None) -> dict[str, 
         "roles": {"layer", "chain"} <= {row["role"] for row in rows},
         # Those with a batch norm in them.
         "chains": sum(any(side and side["split"] for side in row["sides"]) for row in rows),
+        "heads": [
+            {"label": name, "grids": grids}
+            for side, name in zip(sides, names, strict=True)
+            if (grids := head_grids(side))
+        ],
         "has_steps": any(_steps(side) for side in sides),
         "data": {
             "sides": names,
