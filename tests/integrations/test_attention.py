@@ -8,7 +8,7 @@ import pytest
 import torch
 from seeds import seeded
 
-from spectralclip import Head, attention_heads
+from spectralclip import Head, as_operator, attention_heads, clip_, norm_bounds, set_spectrum_, svds
 
 transformers = pytest.importorskip("transformers")
 
@@ -100,3 +100,21 @@ def test_normalized_queries_are_said_to_be() -> None:
     model = made("Qwen3", vocab_size=50, hidden_size=32, num_key_value_heads=2, head_dim=8, **SIZES)
     heads = attention_heads(model, TOKENS)
     assert all(h.logit is None and "normalized" in h.note and h.value for h in heads.values())
+
+
+def test_dense_layers_that_keep_the_transpose_have_an_explicit_form() -> None:
+    with seeded(0):
+        layer = transformers.pytorch_utils.Conv1D(12, 8)
+        torch.nn.init.normal_(layer.bias)
+    op, general = (as_operator(layer, (8,), explicit=explicit) for explicit in (True, False))
+    assert op.maps[0].is_explicit and not general.maps[0].is_explicit
+    torch.testing.assert_close(op.to_dense(), general.to_dense())
+    assert torch.equal(op.to_dense(), layer.weight.detach().T)
+    bounds = norm_bounds(layer, (8,))
+    assert bounds.kind == "exact" and norm(layer.weight.detach().double()) in bounds
+    before = layer.weight.detach().clone()
+    clip_(layer, (8,), 0.02)
+    left, values, right = torch.linalg.svd(before, full_matrices=False)
+    torch.testing.assert_close(layer.weight.detach(), left @ values.clamp(max=0.02).diag() @ right)
+    assert set_spectrum_(layer, (8,), svds(layer, (8,), 8), lambda S: 0 * S + 1) < 1e-4
+    torch.testing.assert_close(torch.linalg.svdvals(layer.weight.detach()), torch.ones(8))

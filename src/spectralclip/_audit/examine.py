@@ -20,6 +20,7 @@ from spectralclip._operators import (
     Rows,
     as_operator,
     evaluation_mode,
+    is_conv1d,
     is_plain,
     plain_numerics,
 )
@@ -130,16 +131,9 @@ def row_shape(modules: Sequence[nn.Module], shape: Shape) -> Shape:
     """
     parts = map(unhooked, modules)
     rowwise = all(
-        is_plain(part, nn.Linear, Rows, nn.Embedding) or _is_conv1d(part) for part in parts
+        is_plain(part, nn.Linear, Rows, nn.Embedding) or is_conv1d(part) for part in parts
     )
     return shape[-1:] if rowwise else shape
-
-
-def _is_conv1d(module: nn.Module) -> bool:
-    """Whether it is the dense layer of transformers that goes by this name."""
-    cls = type(module)
-    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-    return cls.__name__ == "Conv1D" and cls.__module__.startswith("transformers.") and not hooked
 
 
 def _leading_values(op: LinearOperator, request: Request, v0: Tensor | None) -> list[float]:

@@ -16,6 +16,7 @@ from spectralclip._operators import (
     Rows,
     batch_norm_scale,
     explicit_maps,
+    is_conv1d,
 )
 
 # A channel whose factor is below this share of the largest stays as it is: dividing by next to
@@ -104,7 +105,7 @@ def plain_weight(function: AffineFunction, names: Sequence[str]) -> PlainWeight 
     assert own.weight is not None
     copied = own.with_weight(own.weight.clone())
     whole = None if rows is None else function.values[name].clone()
-    is_flipped = isinstance(layer, nn.Embedding)
+    is_flipped = isinstance(layer, nn.Embedding) or is_conv1d(layer)
     return PlainWeight(name, copied, factors, is_flipped, rows, whole)
 
 

@@ -30,6 +30,7 @@ from spectralclip._operators.module_types import AnyBatchNorm as AnyBatchNorm
 from spectralclip._operators.module_types import batch_norm_scale as batch_norm_scale
 from spectralclip._operators.module_types import conv_paddings as conv_paddings
 from spectralclip._operators.module_types import describe as describe
+from spectralclip._operators.module_types import is_conv1d as is_conv1d
 from spectralclip._operators.module_types import is_plain as is_plain
 from spectralclip._operators.operator import LinearOperator as LinearOperator
 from spectralclip._operators.operator import as_operator as as_operator

@@ -38,6 +38,7 @@ from spectralclip._operators.module_types import (
     batch_norm_scale,
     conv_paddings,
     describe,
+    is_conv1d,
     is_plain,
 )
 from spectralclip._operators.rows import Rows
@@ -91,6 +92,8 @@ def _stage_maps(function: AffineFunction) -> list[LinearMap | None]:
             before is not None and before.target.channels_last,
         )
         make = next((make for types, make in SHORTCUTS if is_plain(layer, *types)), None)
+        if make is None and is_conv1d(layer):  # whose type is not ours to import
+            make = _transposed_dense
         if make is None or _computes_weight_in_half(function, layer):
             maps.append(None)
         else:
@@ -127,6 +130,10 @@ def _computes_weight_in_half(function: AffineFunction, layer: Any) -> bool:
         and is_parametrized(layer)
         and any(parameter.dtype != function.dtype for parameter in layer.parameters())
     )
+
+
+def _transposed_dense(site: Site, layer: Any) -> LinearMap | None:
+    return DenseMap(site.weight(layer).T.contiguous(), site.source[:-1])
 
 
 def _embedding(site: Site, layer: Any) -> LinearMap | None:

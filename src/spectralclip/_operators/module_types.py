@@ -55,6 +55,17 @@ def is_plain(layer: Any, *types: type[nn.Module]) -> bool:
     )
 
 
+def is_conv1d(layer: Any) -> bool:
+    """Whether it is the dense layer of transformers that goes by this name.
+
+    It keeps the transpose of what `nn.Linear` keeps.
+    """
+    cls = type(layer)
+    if cls.__name__ != "Conv1D" or not cls.__module__.startswith("transformers."):
+        return False
+    return is_plain(layer, cls) and "weight" in layer._parameters
+
+
 def is_known_affine(layer: Any) -> bool:
     """Whether a layer is affine by its type, so that no test at random points is needed."""
     if is_plain(layer, *BATCH_NORMS, RunningShift):
