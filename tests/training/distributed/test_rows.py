@@ -21,10 +21,12 @@ class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.gru, self.out = nn.GRU(4, 7, batch_first=True), nn.Linear(7, 3)
+        self.gru, self.out = nn.GRU(4, 6, batch_first=True), nn.Linear(6, 3)
+        self.attn = nn.MultiheadAttention(6, 2, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.gru(x)[0][:, -1])  # type: ignore[no-any-return]
+        x = self.gru(x)[0]
+        return self.out((x + self.attn(x, x, x)[0])[:, -1])  # type: ignore[no-any-return]
 
 
 def _wrapped(kind: str) -> nn.Module:
@@ -61,10 +63,10 @@ def _trained(kind: str, name: str) -> Any:
 def test_as_in_one_process(pair: Processes, kind: str, optimizer: str) -> None:
     (weights, layers, states), (others, *_) = pair.run(_trained, kind, optimizer)
     assert same(weights, others)
-    assert layers == states and len(layers) == 7
+    assert layers == states and len(layers) == 11
     alone, *_ = _trained("alone", optimizer)
     for name, value in alone.items():
         torch.testing.assert_close(weights[name], value, rtol=0, atol=2e-5)
-    for name in ("gru.weight_ih_l0", "gru.weight_hh_l0"):
-        norms = [float(torch.linalg.matrix_norm(part, 2)) for part in weights[name].split(7)]
+    for name in ("gru.weight_ih_l0", "gru.weight_hh_l0", "attn.in_proj_weight"):
+        norms = [float(torch.linalg.matrix_norm(part, 2)) for part in weights[name].split(6)]
         assert max(norms) <= 1.02 * BOUND and max(norms) > 0.9 * BOUND
