@@ -26,6 +26,7 @@ class Block(nn.Module):
     """Attention and a feed-forward network, each behind a layer norm."""
 
     def __init__(self) -> None:
+        """Random weights."""
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
@@ -33,6 +34,7 @@ class Block(nn.Module):
         self.largest = 0.0  # logit that was seen
 
     def forward(self, x: Tensor) -> Tensor:
+        """Notes the largest logit on the way."""
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
         with torch.no_grad():
             logits = q @ k.mT / q.shape[-1] ** 0.5
@@ -46,12 +48,14 @@ class Model(nn.Module):
     """Letters to scores of the next one."""
 
     def __init__(self, letters: int) -> None:
+        """For an alphabet of so many."""
         super().__init__()
         self.letters, self.places = nn.Embedding(letters, WIDTH), nn.Embedding(CONTEXT, WIDTH)
         self.blocks = nn.Sequential(Block(), Block())
         self.norm, self.scores = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, letters)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Scores at every place."""
         x = self.letters(tokens) + self.places.weight[: tokens.shape[1]]
         scores: Tensor = self.scores(self.norm(self.blocks(x)))
         return scores
@@ -86,6 +90,7 @@ def logits_alone(name: str, layer: sc.FoundLayer) -> float | None:
 
 
 def main() -> None:
+    """Train it twice, free and held."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=400)
     steps = parser.parse_args().steps
