@@ -36,3 +36,10 @@ def test_rl_critic(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
     rows = [numbers(line, 26) for line in run_example("rl_critic.py", monkeypatch, capsys)[1:]]
     assert len(rows) == 4 and all(len(row) == 3 for row in rows)
     assert rows[1][0] <= 1 and rows[3][0] <= 1
+
+
+def test_attention_logits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, free, held = run_example("attention_logits.py", monkeypatch, capsys)
+    assert numbers(held)[1] <= 0.255 and len(numbers(free)) == 3

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from spectralclip._attention.match import Found, find_given, find_made
-from spectralclip._attention.observe import AttentionCall, DenseCall, observe
+from spectralclip._attention.observe import AttentionCall, DenseCall, Observed, observe
 from spectralclip._attention.products import factor_bounds, product_bounds
 from spectralclip._bounds import Interval
 from spectralclip._linalg import on_host
@@ -134,13 +134,17 @@ def heads_of(model: nn.Module, example_inputs: ExampleInputs, survey: Survey) ->
     for module, parts in survey.parts.items():
         if isinstance(module, nn.MultiheadAttention):
             _add(found, _of_module(survey.names[module], module, parts))
+    seen = seen_in(model, example_inputs, survey)
+    for call in seen.attention:
+        _add(found, _of_call(call, seen.dense))
+    return found
+
+
+def seen_in(model: nn.Module, example_inputs: ExampleInputs, survey: Survey) -> Observed:
+    """What goes into torch's attention outside of `nn.MultiheadAttention`."""
     layers = [one.modules[0] for one in survey.layers("none").values()]
     dense = [part for part in layers if not isinstance(part, (Rows, nn.Embedding))]
-    if _attends(model):
-        seen = observe(model, example_inputs, dense)
-        for call in seen.attention:
-            _add(found, _of_call(call, seen.dense))
-    return found
+    return observe(model, example_inputs, dense) if _attends(model) else Observed([], [])
 
 
 def _attends(model: nn.Module) -> bool:
@@ -200,13 +204,11 @@ def _with_bias(weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _of_module(name: str, module: Any, parts: dict[str, Rows]) -> list[Head]:
     count, width = module.num_heads, module.head_dim
-    labels = [*(f"in_proj_weight[{part}]" for part in "qkv"), "out_proj"]
-    if labels[0] not in parts:
-        labels = [*(f"{part}_proj_weight" for part in "qkv"), "out_proj"]
-    if module.bias_k is not None or any(label not in parts for label in labels):
+    rows = projections(module, parts)
+    if rows is None:
         note = EXTRA_KEYS if module.bias_k is not None else COMPUTED
         return _heads(name, count, None, None, note=note)
-    weights = [_matrix(parts[label]) for label in labels]
+    weights = [_matrix(part) for part in rows]
     bias = module._parameters.get("in_proj_bias")
     biases = [None] * 3 if bias is None else on_host(_whole(bias)).chunk(3)
     q, k, v = (
@@ -216,6 +218,16 @@ def _of_module(name: str, module: Any, parts: dict[str, Rows]) -> list[Head]:
     q, out = q / math.sqrt(width), weights[3].T.unflatten(0, (count, width))
     logits = _Product(q, k, product_bounds(q, k))
     return _heads(name, count, logits, _Product(out, v, product_bounds(out, v)))
+
+
+def projections(module: Any, parts: dict[str, Rows]) -> list[Rows] | None:
+    """Those of queries, keys, values and the output; None if the heads are not just these."""
+    labels = [*(f"in_proj_weight[{part}]" for part in "qkv"), "out_proj"]
+    if labels[0] not in parts:
+        labels = [*(f"{part}_proj_weight" for part in "qkv"), "out_proj"]
+    if module.bias_k is not None or any(label not in parts for label in labels):
+        return None
+    return [parts[label] for label in labels]
 
 
 def _matrix(part: Rows) -> Tensor:
@@ -235,12 +247,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 def _of_call(call: AttentionCall, dense: Sequence[DenseCall]) -> list[Head]:
     count = call.queries.shape[1]
-    before, after = dense[: call.before], dense[call.before :]
-    queries, keys = (
-        find_made(before, heads, rotations=True) for heads in (call.queries, call.keys)
-    )
-    made = find_made(before, call.values, rotations=False)
-    read = find_given(after, call.result)
+    queries, keys, made, read = traced(call, dense)
     matrices: _Matrices = {}
     notes, numbers, is_rotary = [], None, False
     logits = values = None
@@ -260,6 +267,26 @@ def _of_call(call: AttentionCall, dense: Sequence[DenseCall]) -> list[Head]:
         values = _Product(first, second, product_bounds(first, second))
     note = "; ".join(notes)
     return _heads(call.where, count, logits, values, keys=numbers, is_rotary=is_rotary, note=note)
+
+
+class Traced(NamedTuple):
+    """Where the queries, keys and values of a call come from, and what reads the result."""
+
+    queries: Found | None
+    keys: Found | None
+    values: Found | None
+    output: Found | None
+
+
+def traced(call: AttentionCall, dense: Sequence[DenseCall]) -> Traced:
+    """The dense layers around a call of attention."""
+    before, after = dense[: call.before], dense[call.before :]
+    return Traced(
+        find_made(before, call.queries, rotations=True),
+        find_made(before, call.keys, rotations=True),
+        find_made(before, call.values, rotations=False),
+        find_given(after, call.result),
+    )
 
 
 def _logits(
@@ -313,14 +340,26 @@ def _stored(call: DenseCall) -> tuple[Tensor, Tensor] | None:
     """The layer's weight or the transpose of it, and its bias, if that is what it computed with."""
     layer = gathered(call.module)
     weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
+    in_rows = makes_rows(call)
+    if weight is None or in_rows is None:
+        return None
+    matrix = on_host(weight.detach() if in_rows else weight.detach().T)
+    return matrix, call.made.new_zeros(len(matrix)) if bias is None else on_host(bias.detach())
+
+
+def makes_rows(call: DenseCall) -> bool | None:
+    """Whether the units of a dense layer are rows of its weight; None if it computes otherwise."""
+    layer = gathered(call.module)
+    weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
     shape = (call.made.shape[1], call.given.shape[1])
-    for own in () if weight is None or weight.ndim != 2 else (weight.detach(), weight.detach().T):
+    if weight is None or weight.ndim != 2:
+        return None
+    for in_rows, own in ((True, weight.detach()), (False, weight.detach().T)):
         if own.shape == shape:
-            matrix = on_host(own)
-            offset = call.made.new_zeros(shape[0]) if bias is None else on_host(bias.detach())
-            unlike = (call.given @ matrix.T + offset - call.made).norm()
+            offset = 0.0 if bias is None else on_host(bias.detach())
+            unlike = (call.given @ on_host(own).T + offset - call.made).norm()
             if float(unlike) <= call.tol * float(call.made.norm()):
-                return matrix, offset
+                return in_rows
     return None
 
 

@@ -147,7 +147,7 @@ def _reshaped_norm(module: nn.Module, interval: Interval) -> float | None:
     weight = _kernel(module)
     if weight is None:
         return None
-    if is_plain(module, nn.Linear) and interval.kind == "exact":
+    if (is_plain(module, nn.Linear) or is_conv1d(module)) and interval.kind == "exact":
         return (interval.lower + interval.upper) / 2  # the kernel is the operator
     # As in torch: transposed convolutions have the output channels second.
     return _matrix_norm(weight.movedim(int(isinstance(module, _TRANSPOSED)), 0).flatten(1))

@@ -13,6 +13,7 @@ from spectralclip._operators.check_affine import is_linear_in as is_linear_in
 from spectralclip._operators.contexts import evaluation_mode as evaluation_mode
 from spectralclip._operators.contexts import plain_numerics as plain_numerics
 from spectralclip._operators.contexts import unchanged_rng as unchanged_rng
+from spectralclip._operators.factor import Factor as Factor
 from spectralclip._operators.kernel_operator import KernelLayout as KernelLayout
 from spectralclip._operators.kernel_operator import Padding as Padding
 from spectralclip._operators.kernel_operator import Sizes as Sizes

@@ -22,6 +22,7 @@ from torch.nn.parameter import is_lazy
 from spectralclip._common import Shape, as_shape
 from spectralclip._linalg import has_float64, sent, testable
 from spectralclip._operators.contexts import evaluation_mode, unchanged_rng
+from spectralclip._operators.factor import Factor
 from spectralclip._operators.module_types import describe
 from spectralclip._operators.rows import Rows
 
@@ -324,7 +325,7 @@ def known_shape(layer: Layer) -> Shape | None:
     further leading positions too, each with the same spectrum, repeated.)
     """
     first = next((part for _, part in flattened(layer)), None)
-    if isinstance(first, (nn.Linear, Rows)) and first.in_features > 0:
+    if isinstance(first, (nn.Linear, Rows, Factor)) and first.in_features > 0:
         return (first.in_features,)
     if isinstance(first, nn.Embedding):
         return (first.num_embeddings,)

@@ -20,6 +20,7 @@ from spectralclip._common import Shape
 from spectralclip._linalg import sent
 from spectralclip._operators.affine import AffineFunction
 from spectralclip._operators.contexts import evaluation_mode
+from spectralclip._operators.factor import Factor
 from spectralclip._operators.maps import (
     AutogradMap,
     ConvGeometry,
@@ -195,7 +196,7 @@ def _conv_transpose(site: Site, layer: Any) -> LinearMap | None:
 
 # The layers with a map of their own. A new shortcut is a map class and a line here.
 SHORTCUTS: list[tuple[tuple[type[nn.Module], ...], Callable[[Site, Any], LinearMap | None]]] = [
-    ((nn.Linear, Rows), lambda site, layer: DenseMap(site.weight(layer), site.source[:-1])),
+    ((nn.Linear, Rows, Factor), lambda site, layer: DenseMap(site.weight(layer), site.source[:-1])),
     ((nn.Embedding,), _embedding),
     (CONVS, _conv),
     (TRANSPOSED, _conv_transpose),

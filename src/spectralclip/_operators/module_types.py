@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
+from spectralclip._operators.factor import Factor
 from spectralclip._operators.rows import Rows
 from spectralclip._operators.running_norms import RunningBatchNorm, RunningShift
 
@@ -17,7 +18,7 @@ TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, RunningBatchNorm)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 KNOWN_AFFINE = (
-    *(nn.Linear, Rows, nn.Embedding, nn.Identity, nn.Flatten, nn.Unflatten, RunningShift),
+    *(nn.Linear, Rows, Factor, nn.Embedding, nn.Identity, nn.Flatten, nn.Unflatten, RunningShift),
     *(CONVS + TRANSPOSED + BATCH_NORMS + DROPOUTS),
     *(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.PixelShuffle, nn.PixelUnshuffle),
 )

@@ -54,21 +54,35 @@ class Rows(nn.Module):
 
 
 class Place(NamedTuple):
-    """Where in memory a tensor lies: whose it is, and from which number to which."""
+    """Where in memory a tensor lies: whose it is, and from which number to which.
+
+    Some columns of a matrix are in every row of it, `period` numbers apart: then `first` and `last`
+    tell which, from 0 to the period.
+    """
 
     storage: int
     start: int
     stop: int
+    period: int = 0
+    first: int = 0
+    last: int = 0
 
     @staticmethod
     def of(tensor: Tensor) -> Place:
-        """The place of a tensor that holds its own numbers, of a parameter or of rows of it."""
+        """The place of a tensor that holds its own numbers, of a parameter or of parts of it."""
         start = int(tensor.storage_offset())
-        steps = zip(tensor.shape, tensor.stride(), strict=True)
-        reach = 1 + sum((size - 1) * stride for size, stride in steps)
-        return Place(tensor.untyped_storage()._cdata, start, start + int(reach))
+        steps = sorted(zip(tensor.stride(), tensor.shape, strict=True))
+        reach = 1 + sum((size - 1) * stride for stride, size in steps)
+        place = Place(tensor.untyped_storage()._cdata, start, start + int(reach))
+        if len(steps) != 2 or steps[0][0] != 1 or steps[0][1] == steps[1][0]:
+            return place
+        period, first = steps[1][0], start % steps[1][0]
+        return place._replace(period=period, first=first, last=first + steps[0][1])
 
     def meets(self, other: Place) -> bool:
         """Whether what is written into one may change the other."""
-        same = self.storage == other.storage
-        return same and self.start < other.stop and other.start < self.stop
+        if self.storage != other.storage:
+            return False
+        if self.period and self.period == other.period:
+            return self.first < other.last and other.first < self.last
+        return self.start < other.stop and other.start < self.stop

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 from torch.optim import Optimizer
 
+from spectralclip._attention import head_layers
 from spectralclip._clipping import Targets, layer_targets
 from spectralclip._common import checked_seed
 from spectralclip._models import ExampleInputs, FoundLayer, Pairs, find_layers, unwrapped
@@ -108,7 +109,10 @@ def attach(
         method = method.for_network()
     bare, optimizers = unwrapped(model), checked_optimizers(optimizer)
     _refuse_evaluated_elsewhere(method, optimizers)
-    found = find_layers(bare, example_inputs, method.compose, pairs=pairs)
+    if method.compose == "heads":
+        found = head_layers(bare, example_inputs)
+    else:
+        found = find_layers(bare, example_inputs, method.compose, pairs=pairs)
     wanted = {name: layer for name, layer in found.items() if method.takes(layer)}
     if max_lipschitz is None:
         bounds = layer_targets(wanted, 1.0 if max_norm is None else max_norm)

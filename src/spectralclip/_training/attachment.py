@@ -195,11 +195,7 @@ class Attachment:
             return None
         bounds = self._bounds_at(0)
         known = {name: norm for name, norm in norms.items() if norm > 0 and own[name]}
-        scales: dict[int, float] = {}
-        for name, norm in known.items():
-            # Of a parameter that several layers have parts of, the one that shrinks least.
-            weight = id(own[name][0])
-            scales[weight] = max(scales.get(weight, 0.0), bounds[name] / norm)
+        scales = [(id(own[name][0]), bounds[name] / norm) for name, norm in known.items()]
         return foreseen_spread(self._model, self._example_inputs, scales)
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import warnings
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -127,8 +127,11 @@ class Method(NamedSettings, ABC):
     promises = tuple[Promise, ...]()  # what it can be held to
 
     @property
-    def compose(self) -> Compose:
-        """Which layers it holds as one, in the words of `find_layers`; by default each alone."""
+    def compose(self) -> Compose | Literal["heads"]:
+        """Which layers it holds as one, in the words of `find_layers`; by default each alone.
+
+        With "heads", the products of attention heads in place of their projections.
+        """
         return "none"
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor, optim
@@ -37,21 +37,40 @@ class Momentum:
     squares: Tensor | None = None
     eps: float = 0.0
 
-    def of_rows(self, rows: slice | None) -> Momentum:
-        """That of some rows of the parameter, as views; None for all of it."""
-        if rows is None:
+    def within(self, part: Part | None) -> Momentum:
+        """That of a part of the parameter, as views; None for all of it."""
+        if part is None:
             return self
-        squares = None if self.squares is None else self.squares[rows]
-        return Momentum(self.buffer[rows], squares, self.eps)
+        squares = None if self.squares is None else part.of(self.squares)
+        return Momentum(part.of(self.buffer), squares, self.eps)
 
 
-def whole_and_rows(weight: Tensor) -> tuple[Tensor, slice | None]:
-    """The parameter that a weight is; or of which it is a view of some rows, and these."""
+class Part(NamedTuple):
+    """Which part of a parameter a view of it is: its geometry, relative to the parameter's."""
+
+    shape: torch.Size
+    strides: tuple[int, ...]
+    start: int
+    whole_strides: tuple[int, ...]
+
+    def of(self, whole: Tensor) -> Tensor:
+        """The same part of a tensor like the parameter, as a view."""
+        if whole.stride() != self.whole_strides:
+            raise ValueError(
+                f"An optimizer's state has strides {whole.stride()}, where its parameter has "
+                f"{self.whole_strides}: a part of it cannot be found. Use "
+                "SpectralClip(project_momentum=False)."
+            )
+        return whole.as_strided(self.shape, self.strides, whole.storage_offset() + self.start)
+
+
+def whole_and_part(weight: Tensor) -> tuple[Tensor, Part | None]:
+    """The parameter that a weight is; or of which it is a view, and of which part."""
     whole = weight._base
     if whole is None:
         return weight, None
-    start = (weight.storage_offset() - whole.storage_offset()) // whole.stride(0)
-    return whole, slice(start, start + len(weight))
+    start = int(weight.storage_offset() - whole.storage_offset())
+    return whole, Part(weight.shape, weight.stride(), start, whole.stride())
 
 
 def project_outward_(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import final
@@ -101,20 +101,21 @@ def bound_by_rules(
 
 
 def foreseen_spread(
-    model: nn.Module, example_inputs: ExampleInputs, scales: Mapping[int, float]
+    model: nn.Module, example_inputs: ExampleInputs, scales: Sequence[tuple[int, float]]
 ) -> float | None:
     """How much scores will differ, judged by standard normal inputs of the example's shape.
 
     The model runs in the mode that it is in, with some parameters scaled down, by their identity,
-    and is left as it was.
+    and is left as it was. Of one that several layers have rows of, the largest scale counts.
 
     Returns:
         The spread; None where the model does not run on such inputs.
     """
     args, kwargs = normal_inputs(model, example_inputs)
     given = [tensor for tensor in tensors_in((args, kwargs)) if tensor.is_floating_point()]
+    largest = {key: scale for key, scale in sorted(scales, key=lambda pair: pair[1])}
     own = {
-        name: parameter.detach() * min(1.0, scales.get(id(parameter), 1.0))
+        name: parameter.detach() * min(1.0, largest.get(id(parameter), 1.0))
         for name, parameter in model.named_parameters()
     }
     own |= {name: buffer.clone() for name, buffer in model.named_buffers()}

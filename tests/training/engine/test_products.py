@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
+from spectralclip._operators import Factor
 from spectralclip._training.engine.matrices import Blocks
 from spectralclip._training.engine.products import Pair, Products
 from spectralclip._training.engine.stage import Stage
@@ -15,41 +16,42 @@ from spectralclip._training.engine.stage import Stage
 BOUND = 0.15
 
 
-@dataclass
-class Factors(Pair):
-    """Two factors of random entries."""
+@pytest.fixture(autouse=True)
+def _without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
 
-    name: str
-    first: Tensor
-    second: Tensor
-    factor: float = 0.5
 
-    def left(self) -> Tensor:
-        return self.first
+class Product:
+    """Two factors of random entries, the second with offsets."""
 
-    def right(self) -> Tensor:
-        return self.second
+    def __init__(self, name: str, sides: tuple[int, int], inner: int, scale: float) -> None:
+        generator = Generator().manual_seed(ord(name))
+        self.first, self.second, self.offset = (
+            nn.Parameter(scale * torch.randn(shape, generator=generator) / sides[0] ** 0.5)
+            for shape in ((inner, sides[0]), (sides[1], inner), (inner,))
+        )
+        left = Factor(self.first, slice(None), in_rows=True, is_last=True, scale=0.5)
+        right = Factor(self.second, slice(None), in_rows=False, offset=self.offset)
+        self.pair = Pair(name, left, right, name)
 
-    def generator(self) -> Generator:
-        return Generator().manual_seed(7)
+    def matrices(self) -> tuple[Tensor, Tensor]:
+        """Both factors, `(units, inputs)`, in double precision."""
+        right = torch.cat([self.second.T, self.offset[:, None]], 1)
+        return self.first.detach().double(), right.detach().double()
 
     def norm(self) -> float:
-        """By a dense singular value decomposition in double precision."""
-        product = self.factor * self.first.double().mT @ self.second.double()
-        return float(torch.linalg.matrix_norm(product, 2))
+        """By a dense singular value decomposition."""
+        left, right = self.matrices()
+        return float(torch.linalg.matrix_norm(0.5 * left.mT @ right, 2))
 
 
-def pairs(inner: int, sides: tuple[int, int], scale: float = 1.0) -> list[Factors]:
-    generator = Generator().manual_seed(0)
-    shapes = [(inner, side) for side in sides]
-    draw = [
-        [scale * torch.randn(s, generator=generator) / s[1] ** 0.5 for s in shapes] for _ in "abc"
-    ]
-    return [Factors(name, *own) for name, own in zip("abc", draw, strict=True)]
+def products(inner: int, sides: tuple[int, int], scale: float = 1.0) -> list[Product]:
+    return [Product(name, sides, inner, scale) for name in "abc"]
 
 
-def stage_of(own: list[Factors]) -> Stage:
-    stage = Stage([Blocks([Products(own)], by_products=False)], headroom=0.01)
+def stage_of(own: list[Product]) -> Stage:
+    stage = Stage([Blocks([Products([one.pair for one in own])], by_products=False)], headroom=0.01)
     stage.bounds.fill_(BOUND)
     stage.is_active.fill_(True)
     stage.warm_up(12)
@@ -64,7 +66,7 @@ def step(stage: Stage, *, far: bool = False) -> None:
 
 @pytest.mark.parametrize(("inner", "sides"), [(4, (20, 12)), (64, (96, 96)), (100, (120, 80))])
 def test_products_that_grow_stay_within_their_bound(inner: int, sides: tuple[int, int]) -> None:
-    own = pairs(inner, sides)
+    own = products(inner, sides)
     stage, generator = stage_of(own), Generator().manual_seed(1)
     for _ in range(5):
         step(stage, far=True)
@@ -80,30 +82,28 @@ def test_products_that_grow_stay_within_their_bound(inner: int, sides: tuple[int
 
 
 def test_both_factors_shrink_by_the_same_share_along_each_singular_pair() -> None:
-    own = pairs(6, (16, 24))
+    own = products(6, (16, 24))
     stage, pair = stage_of(own), own[0]
     for _ in range(5):
         step(stage, far=True)
     pair.first.mul_(1.05)
-    before = pair.first.double(), pair.second.double()
+    before = pair.matrices()
     left, values, right = torch.linalg.svd(before[0].mT @ before[1], full_matrices=False)
     step(stage)
     shares = [
-        torch.linalg.vector_norm(new.double() @ basis, dim=0)
-        / torch.linalg.vector_norm(old @ basis, dim=0)
-        for new, old, basis in (
-            (pair.first, before[0], left[:, :6]),
-            (pair.second, before[1], right[:6].mT),
+        torch.linalg.vector_norm(new @ basis, dim=0) / torch.linalg.vector_norm(old @ basis, dim=0)
+        for new, old, basis in zip(
+            pair.matrices(), before, (left[:, :6], right[:6].mT), strict=True
         )
     ]
-    above = values[:6] * pair.factor > BOUND
+    above = 0.5 * values[:6] > BOUND
     assert above.any()
     assert shares[0][above].max() < 0.99
     assert torch.allclose(shares[0], shares[1], atol=2e-3)
 
 
 def test_what_is_within_its_bound_stays_bit_for_bit() -> None:
-    own = pairs(6, (16, 24), scale=0.1)
+    own = products(6, (16, 24), scale=0.1)
     before = [(pair.first.clone(), pair.second.clone()) for pair in own]
     own[1].first.mul_(50)
     step(stage_of(own))
@@ -114,7 +114,7 @@ def test_what_is_within_its_bound_stays_bit_for_bit() -> None:
 
 
 def test_a_factor_that_is_not_finite_leaves_the_others_exact() -> None:
-    own, alone = pairs(6, (16, 24)), pairs(6, (16, 24))
+    own, alone = products(6, (16, 24)), products(6, (16, 24))
     stages = stage_of(own), stage_of(alone)
     own[1].second[0, 0] = torch.nan
     kept = own[1].first.clone()

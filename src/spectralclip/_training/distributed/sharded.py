@@ -14,7 +14,7 @@ from spectralclip._training.distributed.consensus import Assignment, Report
 from spectralclip._training.distributed.layout import Layout, layout_of
 from spectralclip._training.distributed.process_group import ProcessGroup
 from spectralclip._training.distributed.sharing import Divided, Moved, weights_of
-from spectralclip._training.momentum import Momentum, project_outward_, whole_and_rows
+from spectralclip._training.momentum import Momentum, Part, project_outward_, whole_and_part
 from spectralclip._training.optimizers import Optimizers
 
 _FLAGS = ("requires_grad flags", "Freeze and unfreeze layers on every rank alike.")
@@ -41,7 +41,7 @@ class Sharded(Divided):
         self._layouts = [layout_of(p, group.ranks) for p in self._assignment.parameters]
         # Later, the modules may have weights that a forward pass has gathered.
         self._weights = {name: weights_of(layer) for name, layer in layers.items()}
-        self._directions: dict[int, list[tuple[slice | None, Tensor]]] = {}
+        self._directions: dict[int, list[tuple[Part | None, Tensor]]] = {}
         self._wholes = {
             n: nn.Parameter(_like(parameter), parameter.requires_grad)
             for n, parameter in enumerate(self._assignment.parameters)
@@ -67,9 +67,9 @@ class Sharded(Divided):
         """Note the change: it is done after the work, when the momentum has been gathered."""
         for parameters, directions in moved:
             for parameter, direction in zip(parameters, directions, strict=True):
-                whole, rows = whole_and_rows(parameter)
+                whole, part = whole_and_part(parameter)
                 noted = self._directions.setdefault(self._numbers[id(whole)], [])
-                noted.append((rows, direction))
+                noted.append((part, direction))
 
     def carry_out(self, work: Callable[[], dict[str, Any]], label: str) -> dict[str, Any]:
         """Gather the layers that move at their owners, work, and hand out what has changed."""
@@ -123,8 +123,8 @@ class Sharded(Divided):
         directions, self._directions = self._directions, {}
         try:
             for n, momentum in wholes.items():
-                for rows, direction in directions[n]:
-                    project_outward_([[momentum.of_rows(rows)]], [[direction]])
+                for part, direction in directions[n]:
+                    project_outward_([[momentum.within(part)]], [[direction]])
         finally:
             back.send()
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from spectralclip._models import FoundLayer
-from spectralclip._operators import Rows
+from spectralclip._operators import Factor, Rows
 from spectralclip._training.distributed.consensus import Assignment, Report
 from spectralclip._training.distributed.process_group import ProcessGroup, portable
 from spectralclip._training.distributed.statistics import Statistics
-from spectralclip._training.momentum import project_outward_, whole_and_rows
+from spectralclip._training.momentum import project_outward_, whole_and_part
 from spectralclip._training.optimizers import Optimizers
 
 Moved: TypeAlias = tuple[Sequence[Tensor], Sequence[Tensor]]
@@ -123,13 +123,13 @@ def project_momenta_(optimizers: Optimizers, moved: Sequence[Moved]) -> list[Ten
     """Project the momentum of each parameter that has one, or of its rows; those parameters."""
     momenta, directions, changed = [], [], []
     for parameters, inward in moved:
-        places = [whole_and_rows(parameter) for parameter in parameters]
+        places = [whole_and_part(parameter) for parameter in parameters]
         found = [
             (n, m) for n, (whole, _) in enumerate(places) if (m := optimizers.momentum_of(whole))
         ]
         if found:
             directions.append([inward[n] for n, _ in found])
-            momenta.append([momentum.of_rows(places[n][1]) for n, momentum in found])
+            momenta.append([momentum.within(places[n][1]) for n, momentum in found])
             changed += [places[n][0] for n, _ in found]
     if momenta:
         project_outward_(momenta, directions)
@@ -147,12 +147,12 @@ def weights_of(layer: FoundLayer) -> list[Tensor]:
 
 
 def held_of(layer: FoundLayer) -> list[Tensor]:
-    """The same, of which only those rows that are the layer's, where it has some alone."""
-    first = layer.modules[0]
-    if not isinstance(first, Rows):
-        return weights_of(layer)
+    """The same, of which only what is the layer's, where it has a part of them alone."""
     with torch.no_grad():
-        return [first.weight]
+        if isinstance(layer.modules[0], Rows):
+            return [layer.modules[0].weight]
+        factors = [part for part in layer.modules if isinstance(part, Factor)]
+        return [view for factor in factors for view in factor.views()] or weights_of(layer)
 
 
 def are_moved(weights: Iterable[Tensor], optimizers: Optimizers) -> bool:

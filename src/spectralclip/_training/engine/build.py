@@ -17,6 +17,7 @@ from spectralclip._operators import (
     TRANSPOSED,
     AffineFunction,
     ConvMap,
+    Factor,
     Place,
     Rows,
     as_operator,
@@ -29,6 +30,7 @@ from spectralclip._training.engine.frequencies import Frequencies, Taps
 from spectralclip._training.engine.group import Group, Kind
 from spectralclip._training.engine.matrices import Blocks, Matrices
 from spectralclip._training.engine.modes import Modes, Torus, modes_key
+from spectralclip._training.engine.products import Pair, Products
 from spectralclip._training.engine.stage import Stage
 from spectralclip._training.engine.vectors import Vectors, reduced
 from spectralclip._training.method import seeded
@@ -100,13 +102,19 @@ def _kinds(groups: Sequence[Group]) -> list[Kind]:
     matrices = [group for group in groups if isinstance(group, Matrices)]
     factors = [group for group in groups if isinstance(group, Factors)]
     kinds: list[Kind] = [Cuts(followers, by_products)] if followers else []
-    kinds += [Blocks(matrices, by_products)] if matrices else []
+    products = [group for group in groups if isinstance(group, Products)]
+    kinds += [Blocks(own, by_products) for own in (matrices, products) if own]
     return kinds + ([Clamps(factors)] if factors else [])
 
 
 def _members(found: FoundLayer, vectors: int, origin: str) -> list[Member]:
     """The ways in which a layer is followed, in their order."""
     layer, first = ConstrainedLayer.of(found, origin), found.modules[0]
+    if isinstance(first, Factor):
+        second = found.modules[1]
+        assert isinstance(second, Factor)
+        pair = Pair(found.name, second, first, origin)
+        return [Member((Products, pair.kind), tuple(pair.views), pair, Products)]
     if isinstance(first, BatchNorm) and len(found.modules) == 1:
         weight = first._parameters["weight"]
         assert weight is not None

@@ -2,43 +2,57 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import final
+from dataclasses import dataclass
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
+from spectralclip._operators import Factor
 from spectralclip._training.engine.group import broadcast, finite, scaled, stacked
 from spectralclip._training.engine.matrices import SHARE_KEPT, Followed
 from spectralclip._training.engine.small import unit_matrix
+from spectralclip._training.method import seeded
 
 BLOCK = 64  # vectors: with 32, products of 64 inner units that grow as a whole reached 1.23
 ROOTS = 3  # steps of a root between 0.8 and 1: its error is below 1e-4
 
 
-class Pair(ABC):
+@final
+@dataclass(frozen=True)
+class Pair:
     """One product `left^T right`, times a constant.
 
     Attributes:
         name: Of the layer.
-        factor: The constant.
+        left: The first factor.
+        right: The second one, with as many units.
+        origin: Where its random numbers come from.
     """
 
     name: str
-    factor: float
+    left: Factor
+    right: Factor
+    origin: str = ""
 
-    @abstractmethod
-    def left(self) -> Tensor:
-        """The first factor, `(d, n)`: a view of what trains."""
+    @property
+    def scale(self) -> float:
+        """The constant."""
+        return self.left.scale * self.right.scale
 
-    @abstractmethod
-    def right(self) -> Tensor:
-        """The second one, `(d, m)`."""
+    @property
+    def views(self) -> list[Tensor]:
+        """What moves: the weights of both, `(units, inputs)`, and their offsets."""
+        with torch.no_grad():
+            return [*self.left.views(), *self.right.views()]
 
-    @abstractmethod
-    def generator(self) -> torch.Generator:
-        """For its random vectors."""
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What must be equal of all products of a group."""
+        views = self.views
+        shapes = tuple(view.shape for view in views)
+        return (shapes, len(self.left.views()), views[0].dtype, views[0].device, self.scale)
 
 
 @final
@@ -55,23 +69,30 @@ class Products(Followed):
 
     def __init__(self, pairs: Sequence[Pair]) -> None:
         self.names, self._pairs = tuple(pair.name for pair in pairs), list(pairs)
-        like = stacked([pairs[0].left()])
+        self._split = len(pairs[0].left.views())  # of its views, those of the left factor
+        like = self._whole()[0]
         inner, side = like.shape[1:]
-        rank = min(inner, side)
-        self._begin(side, rank, (pair.generator() for pair in pairs), like)
+        self._begin(side, min(inner, side), (seeded(pair.origin) for pair in pairs), like)
         self._eye = unit_matrix(self.state["vectors"].shape[1], like)
 
     def parameters(self) -> list[list[Tensor]]:
-        return [[pair.left() for pair in self._pairs], [pair.right() for pair in self._pairs]]
+        return [list(own) for own in zip(*(pair.views for pair in self._pairs), strict=True)]
+
+    def _whole(self) -> list[Tensor]:
+        """Both factors of all products, `(products, units, inputs)`; offsets are a last input."""
+        parts = [stacked(own) for own in self.parameters()]
+        self._widths = [part.shape[2] for part in parts]
+        sides = parts[: self._split], parts[self._split :]
+        return [side[0] if len(side) == 1 else torch.cat(side, 2) for side in sides]
 
     def read(self) -> Tensor:
-        self._stored = [stacked(own) for own in self.parameters()]
+        self._stored = self._whole()
         peaks = [own.abs().amax((1, 2)) for own in self._stored]
-        return (self._pairs[0].factor * peaks[0] * peaks[1])[:, None]
+        return (self._pairs[0].scale * peaks[0] * peaks[1])[:, None]
 
     def normalize(self, unit: Tensor, bound: Tensor) -> None:
         self._unit = unit
-        root = (self._pairs[0].factor * unit).sqrt()[:, None, None]
+        root = (self._pairs[0].scale * unit).sqrt()[:, None, None]
         self._left, self._right = (finite(own) * root for own in self._stored)
 
     def send(self) -> Tensor:
@@ -101,4 +122,8 @@ class Products(Followed):
         rest = (self._eye - surplus) / broadcast(self.limit, surplus)
         half = torch.bmm(torch.bmm(rest, half), rest)
         across = torch.bmm(torch.bmm(right, images.mT), torch.bmm(half, images))
-        return [scaled(left - along, root), scaled(right - across, root)]
+        new = [scaled(left - along, root), scaled(right - across, root)]
+        widths = self._widths[: self._split], self._widths[self._split :]
+        return [
+            part for own, sizes in zip(new, widths, strict=True) for part in own.split(sizes, 2)
+        ]
