@@ -133,6 +133,13 @@ def test_rotated_queries_and_keys_stay_layers_of_their_own() -> None:
     assert list(layers) == ["a", "b", *(f"[{n}].value" for n in range(4))]
 
 
+def test_a_frozen_factor_keeps_its_heads_out() -> None:
+    model = network("own")
+    model[0].a.weight.requires_grad_(False)
+    assert [name for name in head_layers(model, X) if "logit" in name] == []
+    assert {"0.a", "0.b"} < set(head_layers(model, X))
+
+
 @EACH
 def test_their_norms_are_those_of_the_heads(name: str) -> None:
     model = network(name)

@@ -24,7 +24,7 @@ def head_layers(model: nn.Module, example_inputs: ExampleInputs) -> dict[str, Fo
     For head n of an attention layer there are `<layer>[n].logit`, from `[y; 1]` to `[x; 1]`, and
     `<layer>[n].value`, as `attention_heads` has them. A projection all of whose units are in
     products is no layer by itself. Where queries and keys are rotated or normalized, their product
-    is not one matrix: they stay layers of their own.
+    is not one matrix: they stay layers of their own. So do those of which one is frozen.
 
     Args:
         model: Any module.
@@ -136,6 +136,8 @@ class _Products:
     def _add(
         self, name: str, pair: tuple[Factor, Factor], units: Sequence[tuple[nn.Module, slice]]
     ) -> None:
+        if not all(own.requires_grad for factor in pair for own in factor.parameters()):
+            return  # both would have to give way
         self.factors.setdefault(name, pair)
         for module, own in units:
             self.used[module].update(range(own.start, own.stop))
