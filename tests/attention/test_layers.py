@@ -149,6 +149,7 @@ def test_their_norms_are_those_of_the_heads(name: str) -> None:
         assert float(norm) == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @EACH
 def test_products_are_within_their_bounds_after_every_step(name: str, optimizer: str) -> None:
