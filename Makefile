@@ -16,7 +16,7 @@ SOUND = $(call sound,$(BIN))
 PYTEST = $(SOUND) OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install browser lint test test-all test-timm test-floor docs demo bench format clean
+.PHONY: help install browser lint test test-all test-timm test-jax test-floor docs demo bench format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -53,7 +53,7 @@ browser:
 test: lint browser ## Lint, then run the tests except those marked slow
 	$(PYTEST) -m "not slow"
 
-test-all: $(INTEGRATIONS) $(DOCS) lint browser test-timm ## Lint, then run every test, those of the integrations included
+test-all: $(INTEGRATIONS) $(DOCS) lint browser test-timm test-jax ## Lint, then run every test, those of the integrations included
 	$(PYTEST)
 
 # timm wants torchvision, which does not go with every torch: it has an environment of its own.
@@ -66,6 +66,16 @@ $(TIMM): pyproject.toml constraints.txt
 
 test-timm: $(TIMM) ## Audit models of timm through the command line
 	$(call sound,.venv-timm/bin) OMP_NUM_THREADS=1 .venv-timm/bin/python -m pytest --noconftest -p no:cacheprovider tests/cli/timm_check.py
+
+# JAX and Keras are for the tests of arrays from elsewhere alone: another environment of its own.
+JAX := .venv-jax/.installed
+$(JAX): pyproject.toml constraints.txt
+	test -x .venv-jax/bin/python || $(PYTHON) -m venv .venv-jax
+	.venv-jax/bin/python -m pip install --constraint constraints.txt --editable . jax jaxlib keras pytest
+	touch $@
+
+test-jax: $(JAX) ## Norms of kernels and functions of JAX and Keras
+	$(call sound,.venv-jax/bin) OMP_NUM_THREADS=1 KERAS_BACKEND=jax .venv-jax/bin/python -m pytest --noconftest -p no:cacheprovider tests/operators/jax_check.py
 
 # The lowest versions that pyproject.toml promises have an environment of their own too.
 FLOOR := .venv-floor/.installed
@@ -97,5 +107,5 @@ format: $(STAMP) ## Fix formatting and what the linter can fix
 	$(BIN)/ruff format
 
 clean: ## Remove .venv, caches and built files
-	rm -rf .venv .venv-timm .venv-floor build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	find src tests oracle tools benchmarks experiments -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	rm -rf .venv .venv-timm .venv-jax .venv-floor build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests oracle conformance tools benchmarks experiments -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

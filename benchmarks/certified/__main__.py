@@ -79,7 +79,7 @@ def _measure(
         "minutes": arguments.minutes,
         "processes": arguments.processes,
         "seconds": None if ends is None else max(0.0, ends - time.monotonic()),
-        "finished": finished_runs("certified", arguments.out, part, anew=arguments.anew),
+        "finished": finished_runs(arguments.out, part, anew=arguments.anew),
     }
     if part == "rates":
         return rates.measure(session, folder, number, **options)

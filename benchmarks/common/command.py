@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.pages import page_file, picture_file, write
-from benchmarks.common.runs import load, results_file, trial_file
+from benchmarks.common.runs import load, results_file
 
 Results = dict[str, Any]
 
@@ -65,10 +65,9 @@ def needed(parts: Results, name: str) -> Results:
     return found
 
 
-def finished_runs(benchmark: str, out: Path, part: str, *, anew: bool) -> Path:
-    """Where finished runs are kept."""
-    place = trial_file(benchmark, "runs") if out == results_file(benchmark) else out
-    kept = place.with_name(f"{place.stem}-{part}.jsonl")
+def finished_runs(out: Path, part: str, *, anew: bool) -> Path:
+    """Where finished runs are kept: beside the results, so that another checkout goes on there."""
+    kept = out.with_name(f"{out.stem}-{part}.jsonl")
     if anew:
         kept.unlink(missing_ok=True)
     return kept

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from spectralclip import Method
-from spectralclip._training import promises_of
 from spectralclip.methods import available, get
 
 
@@ -20,7 +19,7 @@ class Variant(NamedTuple):
 
     def composes(self) -> bool:
         """Whether it is about compositions, and as its method elsewhere."""
-        return self.make().composes
+        return self.make().compose != "none"
 
 
 # Beside its defaults, what a method can be, or what it takes to see it at work in few steps.
@@ -42,7 +41,7 @@ def variants() -> dict[str, Variant]:
     found = {}
     for name in available():
         found[name] = Variant(name, {})
-        for promise in promises_of(get(name)):
+        for promise in get(name).promises:
             words = ", ".join(f"{key} {value}" for key, value in promise.settings.items())
             if words and found[name].make() != get(name)(**promise.settings):
                 found[f"{name}, {words}"] = Variant(name, dict(promise.settings))

@@ -17,7 +17,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.common.pages import page_file, write
-from benchmarks.common.runs import ROOT, limit_threads, load, results_file, save, surroundings
+from benchmarks.common.runs import limit_threads, load, results_file, save, surroundings
 from benchmarks.method_matrix.readme import with_table
 from benchmarks.method_matrix.render import page
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from spectralclip import Attachment
     from spectralclip._training import Promise
 
-README = ROOT / "README.md"
+SUMMARY = page_file("summary")
 RESULTS = results_file("method_matrix")
 REACHED = 1.01  # true norm over bound that counts as reached
 READINGS = (1, 3, 10, 30, 100)  # steps after which the true norm is taken
@@ -61,7 +61,7 @@ def main() -> None:
         save(results, RESULTS)
     stored = load(RESULTS)
     write(page(stored), page_file("methods"))
-    README.write_text(with_table(README.read_text(), stored))
+    SUMMARY.write_text(with_table(SUMMARY.read_text(), stored))
 
 
 def _variants(beginning: str) -> dict[str, Variant]:
@@ -187,10 +187,9 @@ def _step(
 
 def _stated(variant: Variant, cell: Cell) -> Promise | None:
     """What the method promises of the layer, with these settings."""
-    from spectralclip._training import promises_of
     from spectralclip.methods import get
 
-    stated = [p for p in promises_of(get(variant.method)) if dict(p.settings) == variant.settings]
+    stated = [p for p in get(variant.method).promises if dict(p.settings) == variant.settings]
     return stated[0] if stated and stated[0].covers(cell.modules()[0]) else None
 
 

@@ -1,4 +1,4 @@
-"""The README's table of methods, from the JSON of the matrix."""
+"""The table of methods in the summary of all benchmarks, from the JSON of the matrix."""
 
 from __future__ import annotations
 

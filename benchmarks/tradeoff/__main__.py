@@ -79,7 +79,7 @@ def _measure(
         "only": only(arguments.only, SERIES),
         "processes": arguments.processes,
         "seconds": None if ends is None else max(0.0, ends - time.monotonic()),
-        "finished": finished_runs(NAME, kept_at, part, anew=arguments.anew),
+        "finished": finished_runs(kept_at, part, anew=arguments.anew),
     }
     if part == "rates":
         return rates.measure(session, folder, **options)

@@ -65,7 +65,7 @@ class Training:
         series, recipe = SERIES[task.series], task.recipe
         self.model = network(series, task.bound, recipe, dataset, task.seed).train()
         # A norm after a layer counts with it: what it multiplies by is part of that layer's norm.
-        self.layers = find_layers(self.model, example(dataset), compose=True)
+        self.layers = find_layers(self.model, example(dataset), compose="conv_bn")
         self._optimizer = optimizer_of(series, self.model, recipe, task.rate)
         self.attachment = attached(
             series, task.bound, self.model, self._optimizer, dataset, task.seed

@@ -22,6 +22,7 @@ def figures(results: Row) -> list[Row]:
     rows = {name: parts[name]["rows"] for name in parts}
     found = [
         *_overhead_figures(rows.get("overhead", [])),
+        *_network_figures(rows.get("network", [])),
         *_held_figures(rows.get("held", [])),
         *_tracker_figures(rows.get("tracker", [])),
         *_count_figures(parts.get("counts")),
@@ -44,6 +45,25 @@ def _overhead_figures(rows: list[Row]) -> list[Row | None]:
             found.append(at_most(f"{label} over that of FastClip", 1, [share]))
             norm = _known([here[OURS]["norm"]])
             found.append(at_most(f"{model}, batch {batch}: true norm / c then", 1.01, norm))
+    return found
+
+
+def _network_figures(rows: list[Row]) -> list[Row | None]:
+    """Of the networks that are held as a whole, over their seeds."""
+    found = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        here = selected(rows, model=model)
+        label = f"{model}, held as a whole:"
+        for key, words, most in (
+            ("ratio", "a step over one with max_norm, mean over seeds", 1.05),
+            ("median_ratio", "the same by medians, mean over seeds", 1.05),
+        ):
+            found.append(at_most(f"{label} {words}", most, [mean(row[key] for row in here)]))
+        bounds, proved = (
+            [_or_infinity(row[key]) for row in here] for key in ("bound", "certified")
+        )
+        found.append(at_most(f"{label} the network's bound / L, largest", 1.02, bounds))
+        found.append(at_most(f"{label} what is proved at the end / L, largest", 1.0, proved))
     return found
 
 

@@ -229,7 +229,7 @@ class _Watch:
         optimizer: torch.optim.Optimizer | None,
     ) -> None:
         self._task = task
-        layers = bounded_layers(model, example, task.compose)
+        layers = bounded_layers(model, example, "conv_bn" if task.compose else "none")
         self._layers = len(layers)
         self._oracle = TrackedNorms(layers, task.seed)
         self._attachment = attached(task.method, model, example, optimizer, seed=task.seed)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from spectralclip import FoundLayer, find_layers
+from spectralclip._models import Compose
 from spectralclip._training import Attachment, Method, MethodState, Sharing, attach
 from spectralclip.methods import FastClip, SpectralClip
 
@@ -29,11 +30,7 @@ FASTCLIP_PERIOD = 100  # steps from one clip to the next, as printed
 class Nothing(Method):
     """Leaves the weights alone, until `.finalize()`."""
 
-    compose: bool = False
-
-    @property
-    def composes(self) -> bool:
-        return self.compose
+    compose: Compose = "none"
 
     def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         return _Idle(self, sharing, seed)
@@ -174,7 +171,7 @@ def weight_of(module: nn.Module) -> Tensor:
 
 METHODS: dict[str, Callable[[], Method]] = {
     NONE: Nothing,
-    NONE_COMPOSED: lambda: Nothing(compose=True),
+    NONE_COMPOSED: lambda: Nothing(compose="conv_bn"),
     FASTCLIP: FastClip,
     FASTCLIP_BACKWARD: FastClipByBackward,
     FASTCLIP_10: lambda: FastClip(every=10),
@@ -197,7 +194,7 @@ def attached(
 
 
 def bounded_layers(
-    model: nn.Module, example: Tensor, compose: bool = False
+    model: nn.Module, example: Tensor, compose: Compose = "none"
 ) -> dict[str, FoundLayer]:
     """The layers that are to stay within c, whether a method holds them or not."""
     found = find_layers(model, example, compose)

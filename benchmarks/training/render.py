@@ -41,6 +41,7 @@ def render(results: Row, picture: str = "../images/training.png") -> str:
         "## Targets\n\n" + targets(results["figures"]),
         _image(results, picture),
         _overhead(parts.get("overhead")),
+        _network(parts.get("network")),
         _held(parts.get("held")),
         _growth(parts.get("growth")),
         _tracker(parts.get("tracker")),
@@ -95,6 +96,45 @@ def _overhead(part: Row | None) -> str:
         for row in part["rows"]
     ]
     return OVERHEAD + "\n" + table(header, body)
+
+
+NETWORK = """\
+## One number for the whole network
+
+Two copies of a network take their steps in turns on the same batches, with Adam: one with
+`max_norm={max_norm:g}` for each layer, one with `max_lipschitz={max_lipschitz:g}`, which is L
+here, for all of it. Both start at their bounds. *Step* is the median time of a step without the
+method's work, *after it* the mean time of that work, for each of the two. *Ratio* is that of
+whole steps made of these two numbers; *by medians* that of the medians of whole steps, which does
+not see what comes once in 100 steps. *Bound / L* is what the rules of `lipschitz_bounds` make of
+the layers' norms in float64, read right after every {every}th step: the smallest and the largest
+reading. *Proved* is after `.finalize(certify=True)`. ResNet-18 has no batch norm and halves the
+sums of its blocks.
+"""
+
+
+def _network(part: Row | None) -> str:
+    if part is None:
+        return ""
+    header = ["model", "seed", "step", "after it, max_norm", "after it, max_lipschitz", "ratio"]
+    header += ["by medians", "readings", "bound / L", "proved / L", "loss"]
+    body = [
+        [
+            row["model"],
+            str(row["seed"]),
+            f"{1e3 * row['step_seconds']:.1f} ms",
+            f"{1e3 * row['max_norm_after']:.2f} ms",
+            f"{1e3 * row['max_lipschitz_after']:.2f} ms",
+            number(row["ratio"], 3),
+            number(row["median_ratio"], 3),
+            str(row["readings"]),
+            f"{number(row['bound_least'], 4)} to {number(row['bound'], 4)}",
+            number(row["certified"], 4),
+            number(row["loss"], 3),
+        ]
+        for row in part["rows"]
+    ]
+    return NETWORK.format(**part) + "\n" + table(header, body)
 
 
 HELD = """\

@@ -27,10 +27,10 @@ def layers_to_measure(model: nn.Module, example: Tensor, measure: Measure) -> di
     """
     if measure == "none":
         return {}
-    single = find_layers(model, example, compose=False)
+    single = find_layers(model, example, compose="none")
     if measure == "layers":
         return {n: layer for n, layer in single.items() if not _is_batch_norm(layer.modules)}
-    composed = find_layers(model, example, compose=True)
+    composed = find_layers(model, example, compose="conv_bn")
     return single | {n: layer for n, layer in composed.items() if len(layer.modules) > 1}
 
 

@@ -4,8 +4,9 @@ from importlib import import_module
 from importlib.metadata import version
 from types import ModuleType
 
-from spectralclip import methods, nn
-from spectralclip._audit import Audit, AuditComparison, LayerAudit, audit
+from spectralclip import adapters, methods, nn
+from spectralclip._attention import Head, attention_heads
+from spectralclip._audit import Audit, AuditComparison, HeadAudit, LayerAudit, audit
 from spectralclip._bounds import Interval, norm_bounds, norm_bounds_all_sizes
 from spectralclip._clipping import (
     ClipResult,
@@ -24,7 +25,13 @@ from spectralclip._lipschitz import (
     margin_cross_entropy,
 )
 from spectralclip._models import FoundLayer, find_layers, skipped_layers
-from spectralclip._operators import LinearOperator, NotAffineError, as_operator, check_affine
+from spectralclip._operators import (
+    LinearOperator,
+    NotAffineError,
+    as_operator,
+    check_affine,
+    kernel_operator,
+)
 from spectralclip._spectrum import (
     ConvergenceWarning,
     Exact,
@@ -32,6 +39,7 @@ from spectralclip._spectrum import (
     PowerQR,
     Solver,
     Spectrum,
+    kernel_norm,
     singular_values,
     spectral_norm,
     svds,
@@ -60,6 +68,8 @@ __all__ = [
     "DisagreementError",
     "Exact",
     "FoundLayer",
+    "Head",
+    "HeadAudit",
     "InitResult",
     "Interval",
     "Lanczos",
@@ -77,8 +87,10 @@ __all__ = [
     "Solver",
     "Spectrum",
     "TrainingReport",
+    "adapters",
     "as_operator",
     "attach",
+    "attention_heads",
     "audit",
     "certified_accuracy",
     "certified_radius",
@@ -88,6 +100,8 @@ __all__ = [
     "find_layers",
     "init_at_bound_",
     "jacobian_operator",
+    "kernel_norm",
+    "kernel_operator",
     "lipschitz_bounds",
     "margin_cross_entropy",
     "methods",
@@ -108,7 +122,7 @@ for _name in __all__:
 
 
 def __getattr__(name: str) -> ModuleType:
-    # The demo, with its digits, is imported when it is asked for.
-    if name == "demo":
-        return import_module("spectralclip.demo")
+    # The demo with its digits, and the conformance suite, are imported when they are asked for.
+    if name in ("conformance", "demo"):
+        return import_module(f"spectralclip.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

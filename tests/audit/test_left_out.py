@@ -44,7 +44,7 @@ class Called(nn.Module):
 
 def test_only_what_may_be_an_affine_layer_is_missed() -> None:
     found = audit(Called(), torch.zeros(4, 3), lipschitz=False)
-    assert set(found.skipped) == {"norm", "unused", "rnn", "both", "functional", "up"}
+    assert set(found.skipped) == {"norm", "unused", "both", "functional", "up"}
     assert set(found.uncertified) == {"functional", "up"}
     assert found.skipped["up"] == f"not certified: {found.uncertified['up']}"
 
@@ -87,24 +87,41 @@ def test_a_network_without_a_bound_is_left_out_with_a_reason() -> None:
         unasked.certified_radius(torch.zeros(1, 2))
 
 
+class Reversed(nn.GRU):
+    """With a forward of its own, of which nothing is known."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x.flip(1))  # type: ignore[return-value]
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.lstm, self.gru = nn.LSTM(4, 3, batch_first=True), nn.GRU(3, 3, batch_first=True)
+        self.lstm, self.gru = nn.LSTM(4, 3, batch_first=True), Reversed(3, 3, batch_first=True)
         self.norm, self.out = nn.LayerNorm(3), nn.Linear(3, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.out(self.norm(self.gru(self.lstm(x)[0])[0]))
 
 
-def test_recurrent_weights_are_listed_with_their_norms_and_explained() -> None:
+def test_unknown_recurrent_layers_are_listed_with_their_norms_and_explained() -> None:
     model = Recurrent()
-    skipped = audit(model, torch.randn(2, 5, 4), lipschitz=False).skipped
-    for name, layer in (("lstm", model.lstm), ("gru", model.gru)):
-        assert "a recurrent layer" in skipped[name] and "not certified" not in skipped[name]
-        for weight in ("weight_ih_l0", "weight_hh_l0"):
-            norm = torch.linalg.svdvals(getattr(layer, weight).detach())[0]
-            assert f"{weight} " in skipped[name] and f"of norm {float(norm):.4g}" in skipped[name]
+    found = audit(model, torch.randn(2, 5, 4), lipschitz=False)
+    assert "lstm" not in found.skipped and found["lstm.weight_hh_l0[forget]"].kind == "LSTM matrix"
+    why = found.skipped["gru"]
+    assert "a recurrent layer" in why and "not certified" not in why
+    for weight in ("weight_ih_l0", "weight_hh_l0"):
+        largest = torch.linalg.svdvals(getattr(model.gru, weight).detach())[0]
+        assert f"{weight} " in why and f"of norm {float(largest):.4g}" in why
+
+
+def test_a_row_of_a_matrix_inside_a_layer_counts_its_own_weights() -> None:
+    model = Recurrent()
+    found = audit(model, torch.randn(2, 5, 4), lipschitz=False)["lstm.weight_ih_l0[cell]"]
+    matrix = model.lstm.weight_ih_l0[6:9].detach()
+    assert norm(matrix.double()) in found.norm and found.norm.kind == "exact"
+    assert (found.parameters, found.geometry, found.reshaped_norm) == (12, "4 -> 3", None)
+    assert found.frobenius == pytest.approx(float(matrix.norm()), rel=1e-5)
 
 
 def test_the_advice_on_a_layer_norm_can_be_followed_in_an_audit() -> None:

@@ -158,7 +158,7 @@ esac
 """
 WITH_TORCH = ("python", "mkdocs", "spectralclip")
 WITHOUT_TORCH = ("ruff", "mypy", "lint-imports")
-TARGETS = {"test": 1, "test-all": 2, "test-floor": 1, "docs": 1, "demo": 1, "bench": 7}
+TARGETS = {"test": 1, "test-all": 3, "test-floor": 1, "docs": 1, "demo": 1, "bench": 7}
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

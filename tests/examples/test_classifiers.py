@@ -3,22 +3,9 @@
 from __future__ import annotations
 
 import re
-import runpy
-import sys
-from pathlib import Path
 
 import pytest
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def run(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> list[str]:
-    """What an example prints, line by line, after a few steps of training."""
-    monkeypatch.setattr(sys, "argv", [name, "--steps", "4"])
-    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
-    return capsys.readouterr().out.splitlines()
+from example_runs import run_example
 
 
 def numbers(line: str) -> list[float]:
@@ -28,7 +15,7 @@ def numbers(line: str) -> list[float]:
 def test_learning_ladder(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = [numbers(line) for line in run("learning_ladder.py", monkeypatch, capsys)[1:]]
+    rows = [numbers(line) for line in run_example("learning_ladder.py", monkeypatch, capsys)[1:]]
     spreads, _, bounds = zip(*rows, strict=True)
     assert spreads[0] < 1e-4 < spreads[2] < spreads[3] < spreads[4]
     assert max(bounds[:4]) <= 1.001 and bounds[4] <= 10.01
@@ -37,7 +24,7 @@ def test_learning_ladder(
 def test_certified_classifier(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for line in run("certified_classifier.py", monkeypatch, capsys)[1:]:
+    for line in run_example("certified_classifier.py", monkeypatch, capsys)[1:]:
         bound, *shares = numbers(line)
         assert bound <= 1.0
         assert shares == sorted(shares, reverse=True) and len(shares) == 4
@@ -46,6 +33,6 @@ def test_certified_classifier(
 def test_batch_norm_classifier(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for line in run("batch_norm_classifier.py", monkeypatch, capsys)[2:]:
+    for line in run_example("batch_norm_classifier.py", monkeypatch, capsys)[2:]:
         bound, accuracy, certified = numbers(line)
         assert bound <= 10.0 and certified <= accuracy

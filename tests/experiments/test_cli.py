@@ -1,8 +1,7 @@
-"""`python -m experiments` on a fake study: within this process, and as a user meets it."""
+"""`python -m experiments` on a fake study: within this process, and as a process of its own."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -24,11 +23,8 @@ from fake_study.adding import numbers
 pytest.importorskip("typer")
 pytest.importorskip("rich")
 
-from rich.console import Console
-
 from experiments import registry
 from experiments.__main__ import main
-from experiments.display import Bars, Lines
 from experiments.engine import schedule
 from experiments.engine.work import Event, Task, perform
 from experiments.store import Store
@@ -322,42 +318,6 @@ def test_data_sets_are_fetched_into_a_folder_that_need_not_exist(
     assert {task.data for task in tasks} == {folder / place}
 
 
-def test_bars_of_all_and_of_each_run() -> None:
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=120, color_system=None)
-    with Bars(3, console) as bars:
-        bars.began("table_one/gouk-0123456789", 1)
-        bars.began("table_one/none-0123456789", 2)
-        bars.said("table_one/gouk-0123456789", 0.5, "epoch 1 [of 2]")
-        assert len(bars._progress.tasks) == 3
-        bars._progress.refresh()
-        bars.found("table_one/old-0123456789")
-        bars.stored("table_one/gouk-0123456789", 1.0)
-        bars.said("table_one/gouk-0123456789", 1, "late")
-        bars.failed("table_one/none-0123456789", "ValueError: [bold] no", again=True)
-        bars.elsewhere("table_one/far-0123456789", "process 7 on a")
-        assert [task.completed for task in bars._progress.tasks] == [2]
-    text = screen.getvalue()
-    assert re.search(r"table_one/gouk .* 50% .* epoch 1 \[of 2\]", text)
-    assert re.search(r"table_one/none .* 0% .* attempt 2", text)
-    assert "to be tried again: table_one/none-0123456789: ValueError: [bold] no" in text
-    assert "table_one/far-0123456789 is being done by process 7 on a" in text
-
-
-def test_lines_count_what_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    with Lines(3) as lines:
-        lines.found("a")
-        lines.began("b", 2)
-        lines.said("b", 0.5, "half")
-        lines.failed("b", "ValueError: no", again=True)
-        lines.failed("b", "ValueError: no", again=False)
-    assert capsys.readouterr().err.splitlines() == [
-        "[1/3] began b, attempt 2",
-        "[1/3] failed, to be tried again: b: ValueError: no",
-        "[2/3] failed: b: ValueError: no",
-    ]
-
-
 @pytest.fixture
 def start(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts the command line in a process of its own, and sees that it ends."""
@@ -484,56 +444,3 @@ def test_the_final_file_is_that_of_an_unbroken_run(command: Command, folder: Pat
     (whole,) = (json.loads(path.read_text()) for path in folder.glob("unbroken/*/*.json"))
     assert (broken.pop("run")["attempts"], whole.pop("run")["attempts"]) == (2, 1)
     assert broken == whole
-
-
-def test_the_papers_figures_and_tables_are_all_there() -> None:
-    assert registry.names() == [
-        "figure_circulant_error",
-        "figure_compensation",
-        "figure_concat",
-        "figure_layer_norms",
-        "figure_powerqr_time",
-        "figure_simple_clip",
-        "table_batchnorm",
-        "table_dla",
-        "table_resnet",
-    ]
-
-
-EXPERIMENT = """
-from fake_study.adding import config, experiment
-EXPERIMENT = experiment({})
-"""
-
-
-@pytest.mark.parametrize(
-    ("source", "complaint"),
-    [
-        ("x = 1", r"figure_odd: expected an Experiment named EXPERIMENT, got none"),
-        (EXPERIMENT.format("'figure_even', lambda scale: []"), "name of its file, got 'figure_ev"),
-        (EXPERIMENT.format("'figure_odd', lambda scale: [], ['x']"), "uses x: no such"),
-        (
-            EXPERIMENT.format("'figure_odd', lambda scale: [config('a'), config('a')]"),
-            "figure_odd at scale paper: two cells are the same, a-",
-        ),
-        (
-            EXPERIMENT.format("'figure_odd', lambda scale: [config('a', at={1})]"),
-            "figure_odd at scale paper: a configuration that JSON cannot hold: .*set",
-        ),
-    ],
-)
-def test_an_experiment_that_is_not_as_it_should_be(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, complaint: str
-) -> None:
-    package = f"odd_study_{abs(hash(source))}"
-    (folder / package).mkdir()
-    (folder / package / "__init__.py").touch()
-    (folder / package / "figure_odd.py").write_text(source)
-    monkeypatch.syspath_prepend(folder)
-    with pytest.raises(registry.Unknown, match=complaint):
-        registry.cells(["all"], "paper", package)
-
-
-def test_a_package_that_is_not_there() -> None:
-    with pytest.raises(registry.Unknown, match="got 'no_such_study'"):
-        registry.names("no_such_study")

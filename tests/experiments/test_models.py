@@ -239,7 +239,7 @@ def test_numbers_that_cannot_normalize() -> None:
 @pytest.mark.parametrize(("name", "count"), [("small", 1), ("resnet18", 20), ("dla", 43)])
 def test_the_library_finds_the_layers(name: str, count: int) -> None:
     model, images = built(name), torch.rand(1, 3, 32, 32)
-    alone = find_layers(model, images, compose=False)
+    alone = find_layers(model, images, compose="none")
     assert sum(isinstance(layer.modules[0], nn.Conv2d) for layer in alone.values()) == count
     assert "linear" in alone
     assert "normalize" not in alone

@@ -19,7 +19,11 @@ accelerate = pytest.importorskip(
     "accelerate", reason="accelerate is not installed: it is in the integrations extra"
 )
 
-from spectralclip.integrations.accelerate import attach_accelerated  # noqa: E402
+from spectralclip.integrations import NormLogger  # noqa: E402
+from spectralclip.integrations.accelerate import (  # noqa: E402
+    AcceleratorWriter,
+    attach_accelerated,
+)
 
 BOUND = 0.8
 EXAMPLE = torch.zeros(1, 1, 28, 28)
@@ -206,3 +210,39 @@ def test_layers_of_a_wrapped_model_have_their_own_names() -> None:
     attachment = attach_accelerated(accelerator, model, optimizer, EXAMPLE, method=Scale())
     assert list(attachment.layers) == ["net.1", "net.3"]
     assert attachment.layers["net.1"].modules[0] is bare.net[1]
+
+
+class Notes(accelerate.tracking.GeneralTracker):
+    """A tracker that remembers."""
+
+    name, requires_logging_directory = "notes", False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int | None, dict[str, float]]] = []
+
+    @property
+    def tracker(self) -> list[Any]:
+        return self.rows
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        pass
+
+    def log(self, values: dict[str, float], step: int | None = None, **more: Any) -> None:
+        self.rows.append((step, values))
+
+
+def test_norms_go_to_the_trackers() -> None:
+    notes = Notes()
+    loop = Loop(Scale, log_with=notes)
+    loop.accelerator.init_trackers("norms")
+    assert loop.attachment is not None
+    logger = NormLogger(AcceleratorWriter(loop.accelerator), loop.attachment, every=2)
+    loop.attachment.step()
+    logger.step()
+    assert notes.rows == []
+    loop.attachment.step()
+    logger.step()
+    ((step, values),) = notes.rows
+    assert step == 2 and values["spectral_norm_bound/1"] == BOUND
+    assert values["spectral_norm/1"] == pytest.approx(dense_norm(loop.net[1].weight), rel=1e-6)

@@ -523,6 +523,18 @@ def test_norms_are_logged_beside_the_loss(accumulated: int, tmp_path: Path) -> N
     expected = true[2 * accumulated - 1 :: 2 * accumulated]
     assert [norm for _, norm in logged] == pytest.approx(expected)
     assert len(memory.of("spectral_norm/net.3")) == len(logged)
+    assert memory.of("spectral_norm_bound/net.1") == [(step, BOUND) for step, _ in logged]
+    assert memory.of("spectral_norm_network/bound") == []  # has to be asked for
+
+
+def test_the_network_is_logged_where_inputs_are_given(tmp_path: Path) -> None:
+    memory, inputs = Memory(tmp_path), load_digits()[0][:8]
+    callback = SpectralClipCallback(EXAMPLE, method=Scale(), max_norm=BOUND, log_inputs=inputs)
+    trainer(callback, logger=memory, log_every_n_steps=2).fit(Digits(), batches())
+    bounds = memory.of("spectral_norm_network/bound")
+    assert len(bounds) == len(memory.of("spectral_norm/net.1")) > 0
+    assert max(bound for _, bound in bounds) <= BOUND**2 * (1 + 1e-5)
+    assert min(spread for _, spread in memory.of("spectral_norm_network/spread")) > 0
 
 
 def test_logging_can_be_left_out(tmp_path: Path) -> None:

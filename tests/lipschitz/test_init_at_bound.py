@@ -271,9 +271,9 @@ def test_parametrized_parts_of_a_module_are_refused() -> None:
 # --- One bound for the network ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("compose", [True, False])
+@pytest.mark.parametrize("compose", ["conv_bn", "none"])
 @pytest.mark.parametrize("max_lipschitz", [0.5, 30.0])
-def test_the_network_starts_at_its_bound(compose: bool, max_lipschitz: float) -> None:
+def test_the_network_starts_at_its_bound(compose: Any, max_lipschitz: float) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
         *(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),

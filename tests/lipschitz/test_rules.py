@@ -170,17 +170,6 @@ def test_what_has_no_bound_says_so(name: str) -> None:
     assert any(reason in place.reason for place in bound.unbounded), bound.unbounded
 
 
-@pytest.mark.parametrize(
-    "layer", [nn.LSTM(4, 3), nn.GRU(4, 3), nn.RNN(4, 3)], ids=lambda layer: type(layer).__name__
-)
-def test_recurrent_layers_are_not_guessed(layer: nn.Module) -> None:
-    model = Function(lambda x, layer: layer(x)[0], layer)
-    bound = lipschitz_bounds(model, torch.randn(1, 5, 4), local=False)
-    (place,) = bound.unbounded
-    assert (place.where, place.operation) == ("parts.0", type(layer).__name__)
-    assert "recurrent" in place.reason and math.isinf(bound.upper)
-
-
 def test_attention_is_not_guessed_and_every_place_is_named() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)

@@ -110,7 +110,7 @@ def test_takes_batch_norms_with_a_scale_and_statistics_alone() -> None:
     )
     attachment = attach(model, None, EXAMPLE, method=ClipBatchNorm())
     assert list(attachment.layers) == ["4"]
-    composed = find_layers(small_network(), EXAMPLE, compose=True)
+    composed = find_layers(small_network(), EXAMPLE, compose="conv_bn")
     assert not any(ClipBatchNorm().takes(layer) for layer in composed.values())
 
 

@@ -88,7 +88,7 @@ def test_plain_layers(layer: object, why: str) -> None:
 def test_found_layers_are_taken_like_modules() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
     composed = find_layers(model, torch.zeros(1, 1, 5, 5))["0+1"]
-    alone = find_layers(model, torch.zeros(1, 1, 5, 5), compose=False)
+    alone = find_layers(model, torch.zeros(1, 1, 5, 5), compose="none")
     assert sole_module(composed) is None
     assert sole_module(alone["0"]) is model[0]
     assert "composition" in why_not_plain(composed, *WEIGHTED)

@@ -29,7 +29,7 @@ from zoo_training import TRAINEES, Trainee
 
 from oracle import dense_norm
 from spectralclip import Method
-from spectralclip._training import Promise, promises_of
+from spectralclip._training import Promise
 from spectralclip.methods import available, estimators, get
 
 WITH_NORM = TRAINEES["convnet-bn"]
@@ -58,8 +58,8 @@ def promises() -> list[Any]:
     return [
         pytest.param(name, promise, id="-".join([name, *map(str, promise.settings.values())]))
         for name in available()
-        for promise in promises_of(get(name))
-        if not get(name)(**promise.settings).composes
+        for promise in get(name).promises
+        if get(name)(**promise.settings).compose == "none"
     ]
 
 

@@ -179,9 +179,9 @@ def test_published_constants() -> None:
     with_norm, without = FastClip.published(batch_norm=True), FastClip.published(batch_norm=False)
     assert (with_norm.lr, with_norm.inner_steps, with_norm.every) == (0.35, 5, 50)
     assert (without.lr, without.inner_steps, without.every) == (0.35, 1, 100)
-    assert not with_norm.composes
+    assert with_norm.compose == "none"
     concat = FastClip.published(concat=True)
-    assert concat.composes
+    assert concat.compose == "conv_bn"
     assert (concat.concat_lr, concat.concat_every) == (0.01, 500)
     printed = FastClip()
     assert (printed.inner_steps, printed.every, printed.power_iterations) == (1, 100, 10)

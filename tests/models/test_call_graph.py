@@ -147,12 +147,12 @@ TRACED = {
 def test_compositions_are_those_of_the_graph(kind: str) -> None:
     make, pairs, chains = TRACED[kind]
     model = make()
-    for compose, count in ((True, pairs), ("chains", chains)):
+    for compose, count in (("conv_bn", pairs), ("chains", chains)):
         found = {name for name in names(model, compose=compose) if "+" in name}
-        assert found == fx_chains(model, pairs_only=compose is True)
+        assert found == fx_chains(model, pairs_only=compose == "conv_bn")
         assert len(found) == count
     parts = [part for name in names(model, compose="chains") for part in name.split("+")]
-    single = names(model, compose=False)
+    single = names(model, compose="none")
     assert [part for part in parts if part in single] == single  # each layer once
 
 
@@ -215,9 +215,9 @@ def test_random_programs(start: int) -> None:
         model = Program(seed)
         if not any(isinstance(module, LAYERS) for module in model.modules()):
             continue
-        for compose in (True, "chains"):
+        for compose in ("conv_bn", "chains"):
             found = {name for name in names(model, compose=compose) if "+" in name}
-            assert found == fx_chains(model, pairs_only=compose is True), f"{seed}, {compose}"
+            assert found == fx_chains(model, pairs_only=compose == "conv_bn"), f"{seed}, {compose}"
             lengths.update(name.count("+") + 1 for name in found)
     assert lengths[2] > 20 and lengths[3] > 5 and sum(lengths.values()) > 50
 
@@ -242,7 +242,7 @@ class Recorder(fx.Interpreter):
         return self.seen
 
 
-@pytest.mark.parametrize("compose", [True, "chains"])
+@pytest.mark.parametrize("compose", ["conv_bn", "chains"])
 @pytest.mark.parametrize("kind", TRACED)
 def test_a_composition_is_what_the_model_computes(kind: str, compose: Any) -> None:
     """On the differences of two passes, where offsets cancel."""
@@ -352,7 +352,7 @@ def test_a_second_reader_is_seen(second: str) -> None:
     model = Model(
         run, conv=conv(), bn=norm(), other=conv(), act=nn.Sigmoid(), both=nn.Bilinear(6, 6, 6)
     )
-    for compose in (True, "chains"):
+    for compose in ("conv_bn", "chains"):
         assert {"conv", "bn"} <= set(names(model, compose=compose))
     # The user may know better, where each output is read once.
     if second != "the norm again":
@@ -418,7 +418,7 @@ def test_each_output_to_the_same_norm_and_nothing_else(
     run: Callable[..., Any], expected: dict[str, int]
 ) -> None:
     model = Model(run, conv=conv(), bn=norm(), other=conv(), bn2=norm())
-    for compose in (True, "chains"):
+    for compose in ("conv_bn", "chains"):
         found = find_layers(model, SMALL_IMAGES, compose)
         assert {name: layer.uses for name, layer in found.items()} == expected
 

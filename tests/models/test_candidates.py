@@ -77,13 +77,11 @@ def test_reasons() -> None:
 
     x = torch.randn(2, 3, 4)
     model = Attending().train()
-    assert list(find_layers(model, x)) == ["used"]
+    packed = [f"attention.in_proj_weight[{part}]" for part in "qkv"]
+    assert list(find_layers(model, x)) == [*packed, "attention.out_proj", "used"]
     one_by_one = "its submodules are looked at one by one"
     assert skipped_layers(model, x) == {
         "": f"its own parameters are not seen in use, {one_by_one}",
-        "attention": "its own parameters (in_proj_weight, in_proj_bias) are used functionally, "
-        + one_by_one,
-        "attention.out_proj": "is not called: its parameters (weight, bias) are used functionally",
         "unused": "not used in the forward pass",
         "fixed": "has no parameters",
         "batch": "without running statistics it depends on the batch",
@@ -137,7 +135,9 @@ def test_transformer_layers_are_used_as_in_training() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     found = find_layers(model, torch.ones(2, 3, 8))
-    assert list(found) == [f"layers.{i}.linear{j}" for i in (0, 1) for j in (1, 2)]
+    projections = [*(f"in_proj_weight[{part}]" for part in "qkv"), "out_proj"]
+    inside = [*(f"self_attn.{own}" for own in projections), "linear1", "linear2"]
+    assert list(found) == [f"layers.{i}.{own}" for i in (0, 1) for own in inside]
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

@@ -20,7 +20,7 @@ from spectralclip._models.layers import FoundLayer, find_layers, skipped_layers
 
 def test_nested_modules_in_the_order_of_their_use() -> None:
     model = network()
-    found = find_layers(model, IMAGES, compose=False)
+    found = find_layers(model, IMAGES, compose="none")
     assert {name: layer.in_shapes for name, layer in found.items()} == {
         "0": ((3, 8, 8),),
         "1": ((4, 8, 8),),
@@ -63,7 +63,7 @@ def test_pairs(first: nn.Module, norm: nn.Module, x: Tensor) -> None:
         "0+1": FoundLayer("0+1", (first, norm), (tuple(x.shape[1:]),), (), 1)
     }
     assert skipped_layers(model, x) == {}
-    assert "0" in find_layers(model, x, compose=False)
+    assert "0" in find_layers(model, x, compose="none")
 
 
 def test_what_is_not_a_pair() -> None:

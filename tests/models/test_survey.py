@@ -163,11 +163,11 @@ def test_pairs_by_name() -> None:
 
     model = Model(run, conv=conv(), bn=norm(), last=conv())
     assert names(model) == ["conv", "bn", "last"]
-    for compose in (True, False):
+    for compose in ("conv_bn", "none"):
         assert names(model, compose=compose, pairs=[("conv", "bn")]) == ["conv+bn", "last"]
-    assert names(model, compose=False, pairs=[("bn", "last")]) == ["conv", "bn+last"]
+    assert names(model, compose="none", pairs=[("bn", "last")]) == ["conv", "bn+last"]
     both = [("bn", "last"), ("conv", "bn")]
-    assert names(model, compose=False, pairs=both) == ["conv+bn+last"]
+    assert names(model, compose="none", pairs=both) == ["conv+bn+last"]
     assert names(model, compose="chains", pairs=both[1:]) == ["conv+bn+last"]
     assert list(sc.clip_model_(model, SMALL_IMAGES, 9.0, pairs=both[1:])) == ["conv+bn", "last"]
 
@@ -204,6 +204,13 @@ def test_bad_pairs() -> None:
     for pairs in (["conv"], [("conv", "bn", "other")], [("conv", 1)]):
         with pytest.raises(TypeError, match="pairs must hold tuples of two names"):
             find_layers(model, SMALL_IMAGES, pairs=pairs)  # type: ignore[arg-type]
-    for compose in ("conv_bn", None, 2):
-        with pytest.raises(ValueError, match="compose must be True, False or 'chains', got"):
+    for compose in ("norms", True, None):
+        with pytest.raises(ValueError, match="compose must be 'none', 'conv_bn' or 'chains', got"):
             find_layers(model, SMALL_IMAGES, compose)  # type: ignore[arg-type]
+
+
+def test_a_parameter_that_two_parts_share_is_listed_once() -> None:
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3, bias=False)
+    second.weight = first.weight
+    (layer,) = find_layers(nn.Sequential(first, second), torch.zeros(1, 3), "chains").values()
+    assert [id(one) for one in layer.parameters()] == [id(first.weight), id(first.bias)]

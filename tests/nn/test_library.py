@@ -149,7 +149,7 @@ def train(model: nn.Module, method: Any, steps: int = 12, lr: float = 0.2) -> An
     return attachment
 
 
-@pytest.mark.parametrize("compose", ["conv_bn", None])
+@pytest.mark.parametrize("compose", ["conv_bn", "none"])
 def test_a_center_norm_leaves_training_alone(compose: Any) -> None:
     model = network(CenterNorm)
     before = model[1].bias.detach().clone()

@@ -95,6 +95,9 @@ def test_wheel_holds_data_licences_and_type_marker(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         digits = archive.read("spectralclip/demo/data/digits.npz")
+        for name in ("truth.json", "layers.safetensors"):  # the conformance suite
+            packed = archive.read(f"spectralclip/conformance/data/{name}")
+            assert packed == (ROOT / "conformance" / name).read_bytes()
     assert digits == DIGITS.read_bytes()
     assert {"spectralclip/py.typed", "spectralclip/demo/data/DIGITS_LICENSE.md"} <= names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
@@ -106,6 +109,7 @@ INSPECT_INSTALLED = """
 import importlib.util, json
 from importlib.resources import files
 import spectralclip
+from spectralclip.conformance import load
 from spectralclip.demo.digits import load_digits
 
 print(json.dumps({
@@ -114,6 +118,7 @@ print(json.dumps({
     "typed": files("spectralclip").joinpath("py.typed").is_file(),
     "train": list(load_digits("train")[0].shape),
     "test": list(load_digits("test")[0].shape),
+    "conformance": len(load()),
     "development_tools": [
         name for name in ("pytest", "scipy", "hypothesis") if importlib.util.find_spec(name)
     ],
@@ -141,6 +146,7 @@ def test_wheel_works_with_torch_and_numpy_alone(wheel: Path, tmp_path: Path) -> 
     assert found["typed"]
     assert found["train"] == [4000, 1, 28, 28]
     assert found["test"] == [1000, 1, 28, 28]
+    assert found["conformance"] == 200
 
 
 # What importing costs
@@ -164,6 +170,7 @@ OPTIONAL = (
     "transformers",
     "typer",
     "vl_convert",
+    "wandb",
 )
 
 MODULES_ADDED_BY_IMPORT = """

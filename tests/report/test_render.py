@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import html
 import json
 import re
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,3 +106,62 @@ def test_escaped_fragment_survives_a_round_trip() -> None:
     fragment = render_fragment(documents.audit(3))
     quoted = re.search(r'srcdoc="([^"]*)"', fragment)
     assert quoted and html.unescape(quoted[1]).startswith("<!doctype html>")
+
+
+# --- The charting library, which is kept ------------------------------------------------------
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The snippets that are bundled, in an environment where nothing is kept yet."""
+    snippets: list[str] = []
+
+    def bundle(snippet: str) -> str:
+        snippets.append(snippet)
+        return "the library"
+
+    monkeypatch.setattr("vl_convert.javascript_bundle", bundle)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    return snippets
+
+
+def library() -> str:
+    """As another process gets it."""
+    return gzip.decompress(base64.b64decode(_render.charting_library.__wrapped__())).decode()
+
+
+def test_charting_library_is_built_once(built: list[str], tmp_path: Path) -> None:
+    assert [library(), library()] == ["the library"] * 2
+    assert built == [_render.SNIPPET]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_charting_library_of_another_version_is_another(
+    built: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library()
+    monkeypatch.setattr(_render.metadata, "version", lambda package: "99.0")
+    library()
+    assert len(built) == 2
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"", lambda data: b"no"])
+def test_damaged_charting_library_is_built_anew(
+    built: list[str], tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    library()
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(damage(file.read_bytes()))
+    assert library() == "the library" and len(built) == 2
+    assert library() == "the library" and len(built) == 2
+
+
+def test_charting_library_that_cannot_be_kept_is_built_each_time(
+    built: list[str], tmp_path: Path
+) -> None:
+    library()
+    (file,) = tmp_path.iterdir()
+    file.unlink()
+    file.mkdir()  # a folder, which no file replaces
+    assert [library(), library()] == ["the library"] * 2
+    assert list(tmp_path.iterdir()) == [file]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from oracle import dense_norm
 from spectralclip import LinearOperator, as_operator
 from spectralclip._operators.affine import AffineFunction
+from spectralclip._operators import operator_at
 from spectralclip._spectrum.warm_tracker import RitzTracker
-from spectralclip._training.live import live_operator
 
 
 def operator_of(weight: Tensor) -> LinearOperator:
@@ -109,16 +109,16 @@ def test_what_is_not_finite_is_said_and_spoils_nothing(bad: float) -> None:
         layer.weight.copy_(weight)
     function, tracker = AffineFunction([layer], (10,)), started(2, 10)
     for _ in range(30):
-        good = tracker.refresh(live_operator(function))
+        good = tracker.refresh(operator_at(function))
         tracker.keep()
     with torch.no_grad():
         layer.weight[3, 4] = bad
-    seen = tracker.refresh(live_operator(function))
+    seen = tracker.refresh(operator_at(function))
     assert torch.isnan(seen.S).all()
     tracker.keep()
     with torch.no_grad():
         layer.weight.copy_(weight)
-    again = tracker.refresh(live_operator(function))
+    again = tracker.refresh(operator_at(function))
     torch.testing.assert_close(again.S, good.S)
 
 

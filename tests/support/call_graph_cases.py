@@ -38,7 +38,7 @@ class Model(nn.Module):
 
 
 def names(
-    model: nn.Module, x: Any = SMALL_IMAGES, compose: Any = True, **options: Any
+    model: nn.Module, x: Any = SMALL_IMAGES, compose: Any = "conv_bn", **options: Any
 ) -> list[str]:
     return list(find_layers(model, x, compose, **options))
 

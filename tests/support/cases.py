@@ -24,6 +24,7 @@ from torch.nn.utils import parametrizations
 
 from oracle import dense_matrix
 from oracle.matrix import evaluate
+from spectralclip._operators import Rows
 
 
 @dataclass(frozen=True)
@@ -290,6 +291,8 @@ _DENSE = [
     case("linear-leading", lambda: nn.Linear(6, 4), 5, 6),
     case("linear-two-leading", lambda: nn.Linear(4, 5), 2, 3, 4),
     case("linear-float64", lambda: nn.Linear(10, 8).double(), 10),
+    case("rows", lambda: Rows(nn.LSTM(7, 5).weight_ih_l0, slice(5, 10), "", ""), 7),
+    case("rows-leading", lambda: Rows(nn.GRU(4, 9).weight_ih_l0, slice(18, 27), "", ""), 3, 4),
     case("identity", lambda: nn.Identity(), 3, 4),
     case("bilinear-pair", lambda: [nn.Linear(20, 3, bias=False), nn.Linear(3, 15)], 20),
     case("low-rank-in-forward", lambda: LowRank(14, 3, 9), 14),

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from oracle import dense_norm
 from spectralclip import as_operator
+from spectralclip._models import Compose
 from spectralclip._models.layers import find_layers
 from spectralclip._training.attach import attach
 from spectralclip._training.attachment import Attachment
@@ -32,12 +33,12 @@ OPTIMIZERS = {
 class Scale(Method):
     """Scales a layer by its norm and by a memory of it, and takes the weight out of momentum."""
 
-    def __init__(self, compose: bool = False, divides: bool = True, breaks: str = "") -> None:
-        self.compose, self.division, self.breaks = compose, divides, breaks
+    def __init__(self, compose: Compose = "none", divides: bool = True, breaks: str = "") -> None:
+        self.held_as_one, self.division, self.breaks = compose, divides, breaks
 
     @property
-    def composes(self) -> bool:
-        return self.compose
+    def compose(self) -> Compose:
+        return self.held_as_one
 
     @property
     def divides(self) -> bool:
@@ -197,5 +198,5 @@ each_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m)._
 def true_norms(weights: Mapping[str, Tensor]) -> dict[str, float]:
     model = network()
     model.load_state_dict({k: v for k, v in weights.items() if "momentum" not in k}, strict=False)
-    layers = find_layers(model, torch.zeros(1, *SHAPE), False)
+    layers = find_layers(model, torch.zeros(1, *SHAPE), "none")
     return {n: dense_norm(layer.modules[0], layer.in_shapes[0]) for n, layer in layers.items()}

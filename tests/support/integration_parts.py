@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from seeds import seeded
 from torch import Tensor, nn
 
 from spectralclip._models.layers import FoundLayer
+from spectralclip._training.attach import attach
+from spectralclip._training.attachment import Attachment
 from spectralclip._training.distributed.sharing import Sharing
 from spectralclip._training.method import Method, MethodState
 from spectralclip._training.spectral_clip import SpectralClip
@@ -67,7 +70,26 @@ class _Scaler(MethodState):
         self.counts |= {name: state.clone() for name, state in states.items()}
 
 
-# What the tests are run with: the one above, and the library's own.
+class Training:
+    """A small network, held by the method above, whose outputs want to grow."""
+
+    def __init__(self, **settings: Any) -> None:
+        with seeded(1):
+            self.model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.attachment: Attachment = attach(
+            self.model, self.optimizer, torch.zeros(1, 6), method=Scale(), **settings
+        )
+
+    def step(self) -> dict[str, float]:
+        """One step; the true norms after it."""
+        (-self.model(torch.ones(4, 6)).square().sum()).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return {name: dense_norm(self.model[int(name)].weight) for name in ("0", "2")}
+
+
+# What the tests are run with: a method with a memory, and the library's own.
 METHODS = (Scale, SpectralClip)
 
 

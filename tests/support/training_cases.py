@@ -68,7 +68,7 @@ def true_norms(attachment: Any) -> dict[str, float]:
 
 
 def layers_of(model: nn.Module, shape: tuple[int, ...]) -> dict[str, FoundLayer]:
-    return find_layers(model, torch.zeros(1, *shape), False)
+    return find_layers(model, torch.zeros(1, *shape), "none")
 
 
 def tower(layers: int = 20) -> nn.Sequential:

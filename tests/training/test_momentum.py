@@ -12,7 +12,7 @@ from optimizer_cases import Make, X, backward, largest_change, network, norms_of
 from torch import nn, optim
 
 from spectralclip import NormWarning, attach, clip_model_
-from spectralclip._training.momentum import momentum_of, without_outward
+from spectralclip._training.momentum import Momentum, momentum_of, project_outward_, without_outward
 from spectralclip.methods import SpectralClip
 
 
@@ -65,6 +65,27 @@ def test_the_metric_is_the_one_of_adams_step(kind: Any) -> None:
     beta1, beta2 = 0.9, 0.999
     size = 0.01 * beta1 / (1 - beta1**4) * ((1 - beta2**4) / beta2) ** 0.5
     torch.testing.assert_close(moved, size * expected.flatten(), rtol=1e-3, atol=1e-7)
+
+
+def test_in_place_and_all_at_once_are_the_same() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [[(3, 4), (3, 4)], [(2, 3, 5)]]
+
+    def draws() -> list[list[torch.Tensor]]:
+        return [[torch.randn(shape, generator=generator) for shape in own] for own in shapes]
+
+    buffers, directions, squares = draws(), draws(), draws()
+    buffers[0][1].copy_(directions[0][1])  # pushes inward: stays as it is
+    momenta = [
+        [Momentum(b, s.square() if b.ndim == 2 else None, 1e-8) for b, s in zip(*own, strict=True)]
+        for own in zip(buffers, squares, strict=True)
+    ]
+    expected = without_outward(momenta, directions)
+    kept = buffers[0][1].clone()
+    project_outward_(momenta, directions)
+    for new, buffer in zip(expected, [b for own in buffers for b in own], strict=True):
+        torch.testing.assert_close(buffer, new)
+    assert torch.equal(buffers[0][1], kept)
 
 
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.Adam], ids=["sgd", "adam"])

@@ -35,7 +35,7 @@ class Kind:
     in_shape: tuple[int, ...]
     way: tuple[type[Group], ...]
     excess: float = 0.01
-    compose: Any = None
+    compose: Any = "none"
 
 
 def conv(*args: Any, **kwargs: Any) -> Callable[[], nn.Module]:
@@ -98,7 +98,7 @@ def examples(name: str, count: int = 8) -> Tensor:
 
 
 def groups(model: nn.Module, x: Tensor, method: SpectralClip) -> list[Group]:
-    found = find_layers(model, x, method.composes)
+    found = find_layers(model, x, method.compose)
     layers = {name: layer for name, layer in found.items() if method.takes(layer)}
     return [group for stage in stages_of(layers, 0.01, 2, 0) for group in stage.groups]
 
@@ -272,7 +272,7 @@ def test_other_strides_and_paddings_are_followed_apart_and_other_sizes_together(
         ({"headroom": -0.1}, "headroom must be at least 0"),
         ({"headroom": 0.5}, "below 0.5, got 0.5"),
         ({"headroom": float("nan")}, "headroom"),
-        ({"compose": "all"}, "compose must be \"conv_bn\" or None, got 'all'"),
+        ({"compose": "all"}, "compose must be 'none' or 'conv_bn', got 'all'"),
         ({"check_every": -1}, "check_every must not be negative, got -1"),
     ],
 )

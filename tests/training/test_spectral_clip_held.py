@@ -143,7 +143,7 @@ def spiked(name: str, size: float, spread: bool) -> tuple[nn.Module, Attachment]
     make, shape = LAYERS[name]
     with seeded(0):
         model = nn.Sequential(*make())
-    compose: Any = "conv_bn" if name == "conv+BN" else None
+    compose: Any = "conv_bn" if name == "conv+BN" else "none"
     attachment = attach(model, None, torch.zeros(2, *shape), method=SpectralClip(compose=compose))
     for _ in range(2):
         attachment.step()

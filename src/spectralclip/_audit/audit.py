@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import Any
@@ -15,10 +16,12 @@ from torch import nn
 
 from spectralclip._audit.describe import type_name
 from spectralclip._audit.examine import Request
+from spectralclip._audit.heads import HEADS, HeadAudit, audited_heads
 from spectralclip._audit.layer import LayerAudit
 from spectralclip._audit.left_out import NETWORK, NOT_CERTIFIED, with_verdicts
 from spectralclip._audit.record import Audit
 from spectralclip._audit.rows import Book, Row, find_rows, jobs_for
+from spectralclip._audit.scores import Holding, held_by, require_holding, scores_of
 from spectralclip._audit.work import Workers, check_workers, examined, from_first_rank
 from spectralclip._bounds import check_request
 from spectralclip._common import Progress, checked_seed, shown
@@ -44,6 +47,7 @@ def audit(
     deterministic: bool = False,
     seed: int = 0,
     lipschitz: bool = True,
+    attachment: Holding | None = None,
     workers: Workers = 1,
     progress: Progress = False,
 ) -> Audit:
@@ -52,7 +56,10 @@ def audit(
     Each affine layer is examined by itself, and each chain of layers that directly follow each
     other (a convolution and its batch norm, for example) as one operator: an interval that holds
     its norm, its leading singular values, its Frobenius norm, what torch's `spectral_norm` would
-    take for its norm, and a remark. The model counts as in evaluation, and is left as it was.
+    take for its norm, and a remark. For each attention head there are intervals around the norms
+    of its two products, as `attention_heads` finds them. Of the network there are a bound, and how
+    much of what differs between inputs arrives at its output. The model counts as in evaluation,
+    and is left as it was.
 
     Args:
         model: Any module.
@@ -68,6 +75,8 @@ def audit(
             are left out, and `skipped` says so.
         seed: Of the random starts.
         lipschitz: Also bound the Lipschitz constant of the whole network.
+        attachment: What `attach` returned for this model: then the audit also has the bound of
+            each layer that is held, and the share of a step that clipping undoes there.
         workers: How many processes examine layers at once, each with one thread; they import the
             script that is running, so that its own work has to stand below
             `if __name__ == "__main__":`. With "ranks" the ranks of `torch.distributed` share the
@@ -101,6 +110,7 @@ def audit(
     started, ranks = time.perf_counter(), workers == "ranks"
     survey = Survey.of(model, example_inputs)
     rows = find_rows(survey)
+    require_holding(attachment, [row.layer.name for row in rows])
     jobs = jobs_for(rows, survey)
     quiet = ranks and dist.get_rank() > 0
     with shown(False if quiet else progress, "audit", len(jobs) + lipschitz) as steps:
@@ -114,8 +124,12 @@ def audit(
                 steps.begin(NETWORK)
                 bound = _network(survey, example_inputs, book, request)
                 steps.done(NETWORK)
+            with left_as_it_was(bare):
+                heads = audited_heads(bare, example_inputs, survey)
             seconds = time.perf_counter() - started
-            return _assembled(survey, example_inputs, rows, book, bound, request, seconds)
+            made = _assembled(survey, example_inputs, rows, book, bound, heads, request, seconds)
+            layers = tuple(held_by(attachment, layer) for layer in made.layers)
+            return replace(made, layers=layers, scores=scores_of(bare, example_inputs))
 
         result: Audit = from_first_rank(finish) if ranks else finish()
     return result
@@ -155,7 +169,7 @@ def _network(
             request.seed,
             survey,
         )
-    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         return str(error) or type(error).__name__
 
 
@@ -165,13 +179,14 @@ def _assembled(
     rows: Sequence[Row],
     book: Book,
     bound: NetworkBound | str | None,
+    heads: tuple[HeadAudit, ...] | str,
     request: Request,
     seconds: float,
 ) -> Audit:
     model, said = survey.model, dict(book.layers(rows))
     errors = {
         name: NOT_CERTIFIED + one
-        for name, one in (*said.items(), (NETWORK, bound))
+        for name, one in (*said.items(), (NETWORK, bound), (HEADS, heads))
         if isinstance(one, str)
     }
     inputs = tensors_in(example_inputs)
@@ -185,6 +200,7 @@ def _assembled(
         settings=request._asdict(),
         environment=_environment(model, seconds),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        heads=() if isinstance(heads, str) else heads,
     )
 
 

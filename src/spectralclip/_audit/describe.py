@@ -12,6 +12,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from spectralclip._audit.layer import LayerAudit
 from spectralclip._common import Shape
 from spectralclip._models import BATCH_NORM, unhooked
+from spectralclip._operators import Rows
 
 _CONV = nn.modules.conv._ConvNd
 _TRANSPOSED = nn.modules.conv._ConvTransposeNd
@@ -24,6 +25,8 @@ def kind_of(modules: Sequence[nn.Module]) -> str:
 
 def type_name(module: nn.Module) -> str:
     """The name of the class that was written down."""
+    if isinstance(module, Rows):
+        return f"{module.owner} matrix"
     cls = type(unhooked(module))  # fully_shard makes a class of its own from that of the module
     return (cls.__mro__[1] if is_parametrized(module) else cls).__name__  # and so does this
 
@@ -40,7 +43,7 @@ def _geometry(module: Any) -> str:
     """A module in plain words; empty for types that are not known."""
     if isinstance(module, _CONV):
         return _conv_geometry(module)
-    if isinstance(module, nn.Linear):
+    if isinstance(module, (nn.Linear, Rows)):
         return f"{module.in_features} -> {module.out_features}"
     if isinstance(module, nn.Embedding):
         return f"{module.num_embeddings} tokens -> {module.embedding_dim}"

@@ -25,7 +25,7 @@ Estimator: TypeAlias = Callable[..., "float | None"]
 # An estimate that is off by less is not told from the interval: iterations end somewhere.
 SLACK = 1e-3
 # What a layer may do to an estimate: refuse it, or not be made for it.
-_REFUSALS = (ValueError, TypeError, RuntimeError, NotImplementedError, AttributeError)
+_REFUSALS = (ValueError, TypeError, RuntimeError, AttributeError)
 
 
 @final

@@ -17,8 +17,10 @@ from spectralclip._linalg import largest_singular_value, sum_of_squares, wide
 from spectralclip._models import unhooked
 from spectralclip._operators import (
     LinearOperator,
+    Rows,
     as_operator,
     evaluation_mode,
+    is_conv1d,
     is_plain,
     plain_numerics,
 )
@@ -84,7 +86,7 @@ def examine(
     try:
         with evaluation_mode(modules), plain_numerics(), torch.no_grad():
             return _findings(modules, shapes, request, whole)
-    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         return Findings(error=str(error) or type(error).__name__)
 
 
@@ -128,15 +130,10 @@ def row_shape(modules: Sequence[nn.Module], shape: Shape) -> Shape:
     matrix, and its singular values, each as often as there are tokens, would say nothing more.
     """
     parts = map(unhooked, modules)
-    rowwise = all(is_plain(part, nn.Linear, nn.Embedding) or _is_conv1d(part) for part in parts)
+    rowwise = all(
+        is_plain(part, nn.Linear, Rows, nn.Embedding) or is_conv1d(part) for part in parts
+    )
     return shape[-1:] if rowwise else shape
-
-
-def _is_conv1d(module: nn.Module) -> bool:
-    """Whether it is the dense layer of transformers that goes by this name."""
-    cls = type(module)
-    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-    return cls.__name__ == "Conv1D" and cls.__module__.startswith("transformers.") and not hooked
 
 
 def _leading_values(op: LinearOperator, request: Request, v0: Tensor | None) -> list[float]:
@@ -150,13 +147,15 @@ def _reshaped_norm(module: nn.Module, interval: Interval) -> float | None:
     weight = _kernel(module)
     if weight is None:
         return None
-    if is_plain(module, nn.Linear) and interval.kind == "exact":
+    if (is_plain(module, nn.Linear) or is_conv1d(module)) and interval.kind == "exact":
         return (interval.lower + interval.upper) / 2  # the kernel is the operator
     # As in torch: transposed convolutions have the output channels second.
     return _matrix_norm(weight.movedim(int(isinstance(module, _TRANSPOSED)), 0).flatten(1))
 
 
 def _kernel(module: nn.Module) -> Tensor | None:
+    if isinstance(module, Rows):
+        return None  # torch would see the whole parameter
     weight: Any = getattr(module, "weight", None)
     return weight.detach() if isinstance(weight, Tensor) and weight.ndim >= 2 else None
 

@@ -14,7 +14,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spectralclip._audit.heads import HeadAudit
 from spectralclip._audit.layer import LayerAudit
+from spectralclip._audit.scores import Scores
 from spectralclip._bounds import Interval
 from spectralclip._lipschitz import NetworkBound, Step, Unbounded
 from spectralclip.report import AUDIT, COMPARISON, VERSION, require_document
@@ -25,9 +27,9 @@ if TYPE_CHECKING:
 _READERS = {AUDIT: "Audit.from_json", COMPARISON: "AuditComparison.from_json"}
 
 
-def document_of(format_: str, record: DataclassInstance) -> dict[str, Any]:
+def document_of(format_: str, record: DataclassInstance, version: int = VERSION) -> dict[str, Any]:
     """A record of plain values as a document of the given format."""
-    return {"format": format_, "version": VERSION, **_plain(asdict(record))}
+    return {"format": format_, "version": version, **_plain(asdict(record))}
 
 
 def to_text(document: Mapping[str, Any]) -> str:
@@ -88,6 +90,8 @@ def audit_fields(document: Mapping[str, Any]) -> dict[str, Any]:
             "inputs": tuple(tuple(shape) for shape in document["inputs"]),
             "layers": tuple(map(_layer, document["layers"])),
             "lipschitz": None if bound is None else _network_bound(bound),
+            "scores": _scores(document.get("scores")),
+            "heads": tuple(map(_head, document.get("heads", ()))),
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
@@ -105,6 +109,15 @@ def _layer(entry: Mapping[str, Any]) -> LayerAudit:
     return LayerAudit(**{**values, "norm": Interval(**_known(Interval, entry["norm"]))})
 
 
+def _head(entry: Mapping[str, Any]) -> HeadAudit:
+    values = _known(HeadAudit, entry)
+    _require(values, str, "name", "layer", "note")
+    for key in ("logit", "value"):
+        ends = values[key]
+        values[key] = None if ends is None else Interval(**_known(Interval, ends))
+    return HeadAudit(**values)
+
+
 def _network_bound(entry: Mapping[str, Any]) -> NetworkBound:
     values = _known(NetworkBound, entry)
     _require(values, (int, float), "lower")
@@ -116,6 +129,13 @@ def _network_bound(entry: Mapping[str, Any]) -> NetworkBound:
         for one in entry["steps"]
     )
     return NetworkBound(**{**values, "local_norms": tuple(entry["local_norms"])})
+
+
+def _scores(entry: Mapping[str, Any] | None) -> Scores | None:
+    if entry is None:  # also of documents that were written before there were any
+        return None
+    _require(entry, (int, float), "spread")
+    return Scores(**_known(Scores, entry))
 
 
 def _require(values: Mapping[str, Any], kind: type | tuple[type, ...], *keys: str) -> None:

@@ -40,6 +40,8 @@ class LayerAudit:
         compensates: Whether batch norm and the rest of the chain work against each other, so that
             bounding one of them alone says little about the chain.
         remark: What this means and what to do, in a sentence or two.
+        max_norm: The bound at which training holds it, with an attachment; else None.
+        pressure: The share of one of the latest steps that clipping has undone, where it is known.
     """
 
     name: str
@@ -62,6 +64,8 @@ class LayerAudit:
     linear: float | None
     compensates: bool
     remark: str
+    max_norm: float | None = None
+    pressure: float | None = None
 
 
 class Change(NamedTuple):

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, final
 from torch import Tensor
 
 from spectralclip._audit import table as tables
+from spectralclip._audit.heads import HeadAudit, heads_text
 from spectralclip._audit.json import audit_fields, document_of, read_document, to_text
 from spectralclip._audit.layer import Change, LayerAudit, change_of
 from spectralclip._audit.left_out import NETWORK, uncertified
+from spectralclip._audit.scores import Scores
 from spectralclip._audit.table import Sheet
 from spectralclip._common import shown_name, shown_reason, write_text
 from spectralclip._lipschitz import NetworkBound, certified_radius
@@ -75,6 +77,9 @@ class Audit(_Record):
         settings: What the audit was asked for.
         environment: Versions, device, seconds taken.
         created: When, in UTC, as ISO 8601 has it.
+        scores: How much of what differs between inputs arrives at the output; None where it cannot
+            be said.
+        heads: The attention heads, in the order of their use.
 
     Example:
         >>> import torch
@@ -94,6 +99,8 @@ class Audit(_Record):
     settings: dict[str, Any]
     environment: dict[str, Any]
     created: str
+    scores: Scores | None = None
+    heads: tuple[HeadAudit, ...] = ()
 
     def __getitem__(self, name: str) -> LayerAudit:
         """The layer or chain of that name."""
@@ -162,11 +169,13 @@ class Audit(_Record):
             f"left out: {shown_name(name)}: {shown_reason(why)}"
             for name, why in self.skipped.items()
         ]
+        held = any(layer.max_norm is not None for layer in self.layers)
+        said = [self._bound_text(), *tables.scores_text(self.scores)]
         return Sheet(
             f"{self.model}: {self.parameters:,} parameters",
-            tables.LAYER_COLUMNS,
-            [tables.layer_row(layer) for layer in self.layers],
-            "\n".join([self._bound_text(), *left_out]),
+            [*tables.LAYER_COLUMNS, *(tables.HELD_COLUMNS if held else ())],
+            [tables.layer_row(layer, held=held) for layer in self.layers],
+            "\n".join(filter(None, [*said, heads_text(self.heads), *left_out])),
         )
 
     def _bound_text(self) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias, final
 
-from torch import nn
+from torch import Tensor, nn
 
 from spectralclip._audit.describe import compensates, geometry_of, kind_of, remark_on
 from spectralclip._audit.examine import Findings, Request, row_shape
@@ -16,6 +16,7 @@ from spectralclip._audit.work import Job
 from spectralclip._bounds import Interval
 from spectralclip._common import Shape
 from spectralclip._models import BATCH_NORM, FoundLayer, Survey, distinct_shapes, gathered
+from spectralclip._operators import Rows
 
 Key: TypeAlias = tuple[int, ...]
 """A composition by the identities of its modules."""
@@ -43,8 +44,8 @@ class Row(NamedTuple):
 
 def find_rows(survey: Survey) -> list[Row]:
     """Each layer, and each chain after the last of its layers; pairs before longer chains."""
-    layers = survey.layers(False)
-    chains = {**survey.layers(True), **survey.layers("chains")}
+    layers = survey.layers("none")
+    chains = {**survey.layers("conv_bn"), **survey.layers("chains")}
     after: dict[str, list[FoundLayer]] = {}
     for chain in chains.values():
         parts = [name for name in chain.name.split("+") if name in layers]
@@ -84,6 +85,11 @@ def jobs_for(rows: Sequence[Row], survey: Survey) -> dict[Key, Job]:
     return jobs
 
 
+def _counted(module: nn.Module) -> Iterable[Tensor]:
+    """The parameters of a layer; of rows of one, these alone."""
+    return [module.weight] if isinstance(module, Rows) else module.parameters()
+
+
 @final
 class Book:
     """What was found, by composition; intervals that nobody has asked for yet are added."""
@@ -115,7 +121,7 @@ class Book:
 
     def _layer(self, row: Row, findings: Findings, chain: str) -> LayerAudit:
         layer, shape, norm = row.layer, findings.in_shape, findings.values[0]
-        own = {id(p): p.numel() for module in layer.modules for p in module.parameters()}
+        own = {id(p): p.numel() for module in layer.modules for p in _counted(module)}
         found = LayerAudit(
             name=layer.name,
             role=row.role,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from spectralclip._audit.layer import Change, LayerAudit
+from spectralclip._audit.scores import Scores
 from spectralclip._bounds import Interval
 from spectralclip._common import ITSELF, missing_package, printable, shown_name, shown_reason
 from spectralclip._lipschitz import NetworkBound
@@ -47,6 +48,7 @@ LAYER_COLUMNS = (
     Column("torch sees", dispensable=3),
     Column("stable rank", dispensable=4),
 )
+HELD_COLUMNS = (Column("held at"), Column("pressure"))
 CHANGE_COLUMNS = (
     Column("layer", "left"),
     Column("before"),
@@ -55,7 +57,7 @@ CHANGE_COLUMNS = (
 )
 
 
-def layer_row(layer: LayerAudit) -> tuple[str, ...]:
+def layer_row(layer: LayerAudit, *, held: bool = False) -> tuple[str, ...]:
     apart = "" if layer.batch_norm is None else f"{layer.linear or 0:.3g} x {layer.batch_norm:.3g}"
     return (
         row_name(layer.name),
@@ -64,7 +66,12 @@ def layer_row(layer: LayerAudit) -> tuple[str, ...]:
         apart,
         "" if layer.reshaped_norm is None else f"{layer.reshaped_norm:.3g}",
         f"{layer.stable_rank:.3g}",
+        *((_known(layer.max_norm), _known(layer.pressure)) if held else ()),
     )
+
+
+def _known(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
 
 
 def change_row(row: Change) -> tuple[str, ...]:
@@ -106,6 +113,15 @@ def bound_text(bound: NetworkBound | None, *, failed: bool = False) -> str:
     line = f"Lipschitz constant of the network: at least {lower}, {upper}{more}."
     places = [f"{shown_name(one.where)}: {shown_reason(one.reason)}" for one in bound.unbounded]
     return "\n".join([line, *(f"  unbounded at {place}" for place in places)])
+
+
+def scores_text(scores: Scores | None) -> list[str]:
+    """A line on what becomes of differences between inputs, if it is known."""
+    if scores is None:
+        return []
+    gain = "" if scores.gain is None else f", {scores.gain:.3g} of that of the inputs"
+    inputs = "the example inputs" if scores.over == "example" else "standard normal inputs"
+    return [f"Spread of the outputs over {inputs}: {scores.spread:.3g}{gain}."]
 
 
 def rich_table(sheet: Sheet) -> Table:

@@ -17,8 +17,8 @@ class Interval:
     Attributes:
         lower: Lower end.
         upper: Upper end.
-        kind: What the upper end rests on: "exact", "embedding", "every size", "cholesky" (all
-            deterministic), or "probabilistic".
+        kind: What the upper end rests on: "exact", "embedding", "every size", "cholesky",
+            "factors" (all deterministic), or "probabilistic".
         failure: Probability that the upper end is too small; 0 for deterministic kinds.
         num_matvecs: Vectors sent through the layer or its transpose, one each.
 

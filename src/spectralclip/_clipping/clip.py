@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, final
+from typing import Literal, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from spectralclip._operators import (
     plain_numerics,
 )
 from spectralclip._spectrum import fresh_ritz, most_work, svds
+
+Certify: TypeAlias = bool | Literal["deterministic"]
+"""Whether to prove the norm reached, and if so, without a failure probability."""
 
 
 class ClipSettings(NamedTuple):
@@ -85,7 +88,7 @@ def clip_(
     *,
     tol: float = 1e-3,
     exact: bool = False,
-    certify: bool | Literal["deterministic"] = False,
+    certify: Certify = False,
     move: Move = "first",
     generator: torch.Generator | None = None,
 ) -> ClipResult:
@@ -168,7 +171,7 @@ class _Clipping:
         max_norm: float,
         tol: float,
         exact: bool,
-        certify: bool | Literal["deterministic"],
+        certify: Certify,
         move: Move,
         generator: torch.Generator,
     ) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
-from spectralclip._clipping.clip import ClipResult, clip_, restored_on_failure
+from spectralclip._clipping.clip import Certify, ClipResult, clip_, restored_on_failure
 from spectralclip._clipping.free_weights import Move
 from spectralclip._common import Shape, positive_number, shown
 from spectralclip._models import Compose, ExampleInputs, FoundLayer, Pairs, find_layers
@@ -27,11 +27,11 @@ def clip_model_(
     example_inputs: ExampleInputs,
     max_norm: Targets = 1.0,
     *,
-    compose: Compose = True,
+    compose: Compose = "conv_bn",
     pairs: Pairs = (),
     tol: float = 1e-3,
     exact: bool = False,
-    certify: bool | Literal["deterministic"] = False,
+    certify: Certify = False,
     move: Move = "first",
     generator: torch.Generator | None = None,
     progress: bool = True,
@@ -48,7 +48,7 @@ def clip_model_(
             them; or a function of a layer's name and `FoundLayer`, which may return None for
             one that is to be left alone.
         compose: Which layers to bound together, as for `find_layers`: a dense layer or
-            convolution and the following batch norm (True), "chains", or none (False).
+            convolution and the following batch norm ("conv_bn"), "chains", or "none".
         pairs: Layers to bound together besides, by name; as for `find_layers`.
         tol: As for `clip_`.
         exact: As for `clip_`.
@@ -96,7 +96,7 @@ def clip_found_layers_(
     targets: Mapping[str, float],
     *,
     progress: bool = False,
-    certify: bool | Literal["deterministic"] = False,
+    certify: Certify = False,
     **settings: Any,
 ) -> dict[str, ClipResult]:
     """Clip layers that have been found, each to its target, or none; `settings` as for `clip_`."""
@@ -118,8 +118,7 @@ def clip_found_layers_(
         return result.distance > 0
 
     seen = progress and sys.stderr.isatty()
-    parts = [module for layer in layers.values() for module in layer.modules]
-    with restored_on_failure(parameter for part in parts for parameter in part.parameters()):
+    with restored_on_failure(p for layer in layers.values() for p in layer.parameters()):
         with shown(seen, "clip", len(uses)) as steps:
             moved = []
             for name, in_shape in uses:

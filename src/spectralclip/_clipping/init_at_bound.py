@@ -27,7 +27,7 @@ from spectralclip._clipping.orthogonal import (
 from spectralclip._clipping.plain_weight import PlainWeight, plain_weight
 from spectralclip._common import checked_generator
 from spectralclip._models import BEFORE_A_NORM, FoundLayer
-from spectralclip._operators import LinearOperator, as_operator, describe, plain_numerics
+from spectralclip._operators import LinearOperator, Place, as_operator, describe, plain_numerics
 from spectralclip._spectrum import singular_values, spectral_norm
 
 
@@ -87,7 +87,7 @@ def init_found_layers_(
     parameters = [p for start in starts for part in start.modules for p in part.parameters()]
     with restored_on_failure(parameters):
         for group in _sharing(starts):
-            drawn: dict[int, Tensor] = {}
+            drawn: dict[Place, Tensor] = {}
             for start in group:
                 start.draw(drawn, generator)
             factor, norms = _settle(group)
@@ -118,28 +118,35 @@ class _LayerStart:
     @property
     def weights(self) -> list[Tensor]:
         """The parameters that are drawn: those with two axes or more, if there are any."""
-        own = [self._op.parameters[name] for name in self._names]
+        own = [self._target(name) for name in self._names]
         return [parameter for parameter in own if parameter.ndim > 1] or own
+
+    @torch.no_grad()
+    def _target(self, name: str) -> Tensor:
+        """What is written to of a parameter: all of it, or the rows that the layer has."""
+        parameter = self._op.parameters[name]
+        return parameter if self._plain is None else self._plain.written(parameter)
 
     @property
     def rounding(self) -> float:
         return max(torch.finfo(weight.dtype).eps for weight in self.weights)
 
-    def draw(self, known: dict[int, Tensor], generator: torch.Generator) -> None:
+    def draw(self, known: dict[Place, Tensor], generator: torch.Generator) -> None:
         """Draw what is not `known` already, since another layer has it too."""
-        values = self._op.function.values
+        values, drawn = self._op.function.values, {Place.of(one) for one in self.weights}
         for name in self._names:
-            weight = self._op.parameters[name]
-            if id(weight) in known or not any(weight is one for one in self.weights):
+            weight = self._target(name)
+            place = Place.of(weight)
+            if place in known or place not in drawn:
                 continue
             if self._plain is not None:
-                value = self._plain_value(self._plain, generator)
+                value = self._plain.written(self._plain_value(self._plain, generator))
             elif weight.ndim > 1:
                 shape = (1, weight.shape[0], weight[0].numel())
                 value = semi_orthogonal(shape, values[name].dtype, generator).reshape(weight.shape)
             else:
                 value = values[name].clone()
-            known[id(weight)] = self._drawn[name] = value
+            known[place] = self._drawn[name] = value
         with torch.no_grad():
             for part in self.modules:
                 if isinstance(part, BEFORE_A_NORM) and part.bias is not None:
@@ -164,7 +171,7 @@ class _LayerStart:
     @torch.no_grad()
     def write(self, factor: float) -> None:
         for name, value in self._drawn.items():
-            self._op.parameters[name].copy_(factor * value)
+            self._target(name).copy_(factor * value)
 
     def norm(self) -> float:
         """The largest over all input sizes."""
@@ -220,8 +227,12 @@ def _sharing(starts: Iterable[_LayerStart]) -> list[list[_LayerStart]]:
     """The layers in groups that have no weight in common."""
     groups: list[list[_LayerStart]] = []
     for start in starts:
-        own = {id(weight) for weight in start.weights}
-        tied = [g for g in groups if any(id(w) in own for one in g for w in one.weights)]
+        own = [Place.of(weight) for weight in start.weights]
+        tied = [
+            group
+            for group in groups
+            if any(Place.of(w).meets(place) for one in group for w in one.weights for place in own)
+        ]
         groups = [group for group in groups if group not in tied]
         groups.append([*(one for group in tied for one in group), start])
     return groups

@@ -148,6 +148,7 @@ def parameter_metric(function: AffineFunction, name: str) -> PlainMetric | Probe
     if plain is None:
         return ProbedMetric(function, name)
     factors = plain.factors
-    if plain.is_flipped and factors is not None:
-        factors = factors.T
+    if factors is not None:
+        # Rows that the layer does not use have no factor.
+        factors = plain.placed(factors, torch.zeros_like(function.values[name]))
     return PlainMetric(plain.own, factors)

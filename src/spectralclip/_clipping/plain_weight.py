@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from spectralclip._linalg import sent
-from spectralclip._operators import AffineFunction, LinearMap, batch_norm_scale, explicit_maps
+from spectralclip._operators import (
+    AffineFunction,
+    LinearMap,
+    Rows,
+    batch_norm_scale,
+    explicit_maps,
+    is_conv1d,
+)
 
 # A channel whose factor is below this share of the largest stays as it is: dividing by next to
 # nothing would blow rounding up. At 1e-4, float32 leaves three digits.
@@ -24,6 +31,9 @@ class PlainWeight(NamedTuple):
     own: LinearMap  # the layer without them, as a map in its weight
     factors: Tensor | None  # one for each entry of the weight; None where there are no batch norms
     is_flipped: bool  # whether the parameter is the transpose of the map's weight
+    # Where the weight is some rows of the parameter: which, and the parameter as it was
+    rows: slice | None = None
+    whole: Tensor | None = None
 
     @property
     def weight(self) -> Tensor:
@@ -43,7 +53,19 @@ class PlainWeight(NamedTuple):
         if self.factors is not None and alive is not None:
             divided = weight / torch.where(alive, self.factors, 1.0)
             weight = torch.where(alive, divided, self.weight)
-        return weight.T if self.is_flipped else weight
+        return self.placed(weight, self.whole)
+
+    def placed(self, weight: Tensor, others: Tensor | None) -> Tensor:
+        """Values for the weight as values for the parameter, whose other rows are given."""
+        if self.rows is None or others is None:
+            return weight.T if self.is_flipped else weight
+        whole = others.clone()
+        whole[self.rows] = weight
+        return whole
+
+    def written(self, parameter: Tensor) -> Tensor:
+        """What of a tensor like the parameter is the weight's, as a view."""
+        return parameter if self.rows is None else parameter[self.rows]
 
 
 def plain_weight(function: AffineFunction, names: Sequence[str]) -> PlainWeight | None:
@@ -53,8 +75,10 @@ def plain_weight(function: AffineFunction, names: Sequence[str]) -> PlainWeight 
     (name,) = names
     users = [i for i, stage in enumerate(function.stages) if name in stage.parameters.values()]
     layer: Any = function.stages[users[0]].layer
+    rows = layer.rows if isinstance(layer, Rows) else None
+    own_name = "weight" if rows is None else "whole"
     # A parametrized layer computes its weight: the parameter is another tensor.
-    if len(users) > 1 or layer._parameters.get("weight") is not function.parameters[name]:
+    if len(users) > 1 or layer._parameters.get(own_name) is not function.parameters[name]:
         return None
     maps, place = explicit_maps(function), users[0]
     if maps is None or maps[place].weight is None:
@@ -80,7 +104,9 @@ def plain_weight(function: AffineFunction, names: Sequence[str]) -> PlainWeight 
     # A copy, since the layer's own memory will change.
     assert own.weight is not None
     copied = own.with_weight(own.weight.clone())
-    return PlainWeight(name, copied, factors, isinstance(layer, nn.Embedding))
+    whole = None if rows is None else function.values[name].clone()
+    is_flipped = isinstance(layer, nn.Embedding) or is_conv1d(layer)
+    return PlainWeight(name, copied, factors, is_flipped, rows, whole)
 
 
 def _channel_factors(outside_in: Sequence[LinearMap]) -> list[Tensor] | None:

@@ -1,7 +1,8 @@
 """Numbers, names and files as users give them: what every other room may use."""
 
-from spectralclip._common.amx import FaultyProcessorError as FaultyProcessorError
 from spectralclip._common.amx import explained as explained
+from spectralclip._common.amx import keep as keep
+from spectralclip._common.amx import kept_in as kept_in
 from spectralclip._common.amx import needed as needed
 from spectralclip._common.commands import FINE as FINE
 from spectralclip._common.commands import INTERRUPTED as INTERRUPTED
@@ -24,6 +25,8 @@ from spectralclip._common.numbers import positive_number as positive_number
 from spectralclip._common.progress import Progress as Progress
 from spectralclip._common.progress import Steps as Steps
 from spectralclip._common.progress import shown as shown
+from spectralclip._common.tensor_files import TensorFile as TensorFile
+from spectralclip._common.tensor_files import packed as packed
 from spectralclip._common.text import ITSELF as ITSELF
 from spectralclip._common.text import missing_package as missing_package
 from spectralclip._common.text import printable as printable

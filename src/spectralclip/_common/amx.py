@@ -11,6 +11,7 @@ package would import torch.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -60,13 +61,13 @@ def needed(
     machine = _machine(cpuinfo)
     if machine is None:
         return {}
-    kept = _kept_in(environment)
+    kept = kept_in("amx.json", environment)
     faults = _recall(kept, machine)
     if faults is None:
         faults = not _works(python, environment, patience)
         if faults and not _works(python, {**environment, **REMEDY}, patience):
             return {}  # for another reason, which torch itself will tell
-        _remember(kept, machine, faults)
+        keep(kept, json.dumps({"machine": machine, "faults": faults}).encode())
     return dict(REMEDY) if faults else {}
 
 
@@ -105,12 +106,25 @@ def _works(python: str, environment: Mapping[str, str], patience: float) -> bool
     return done.returncode == 0
 
 
-def _kept_in(environment: Mapping[str, str]) -> Path:
-    """The file with the answer: in the virtual environment, else in the user's cache."""
+def kept_in(name: str, environment: Mapping[str, str] | None = None) -> Path:
+    """The file for what is found out once: in the virtual environment, else in the user's cache."""
+    environment = os.environ if environment is None else environment
     if sys.prefix != sys.base_prefix:
-        return Path(sys.prefix, ".amx.json")
+        return Path(sys.prefix, f".{name}")
     cache = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache, "spectralclip", "amx.json")
+    return Path(cache, "spectralclip", name)
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Write such a file, if that may be: else the next process finds out again."""
+    own = path.with_name(f"{path.name}.{os.getpid()}")  # others may read, or write, meanwhile
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        own.write_bytes(content)
+        own.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            own.unlink()
 
 
 def _recall(path: Path, machine: Mapping[str, str]) -> bool | None:
@@ -121,17 +135,6 @@ def _recall(path: Path, machine: Mapping[str, str]) -> bool | None:
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return faults if isinstance(faults, bool) else None
-
-
-def _remember(path: Path, machine: Mapping[str, str], faults: bool) -> None:
-    """Keep the answer, if that may be: else the next process asks again."""
-    own = path.with_name(f"{path.name}.{os.getpid()}")  # others may read, or write, meanwhile
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        own.write_text(json.dumps({"machine": machine, "faults": faults}))
-        own.replace(path)
-    except OSError:
-        pass
 
 
 # --- Met in the user's process -------------------------------------------------------------

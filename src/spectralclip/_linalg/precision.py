@@ -38,8 +38,8 @@ def has_float64(device: torch.device) -> bool:
 
 def on_host(x: Tensor) -> Tensor:
     """A tensor in float64, or complex128, on the CPU."""
-    x = x.detach().cpu()
-    return x.to(torch.promote_types(x.dtype, torch.float64))
+    # Torch knows no common type of float64 and those of one byte.
+    return x.detach().cpu().to(torch.complex128 if x.is_complex() else torch.float64)
 
 
 def wide(x: Tensor) -> Tensor:
@@ -47,6 +47,11 @@ def wide(x: Tensor) -> Tensor:
     if not has_float64(x.device):
         return on_host(x)
     return x.detach().to(torch.promote_types(x.dtype, torch.float64))
+
+
+def testable(x: Tensor) -> Tensor:
+    """A tensor that can be asked for NaN and infinities: torch has no such test of eight bits."""
+    return x.detach().float() if x.element_size() < 2 else x.detach()
 
 
 def sent(x: Tensor, device: torch.device, dtype: torch.dtype, *, copy: bool = False) -> Tensor:

@@ -9,6 +9,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from spectralclip._linalg.precision import on_host
+
 Array = npt.NDArray[np.float64]
 
 
@@ -23,19 +25,12 @@ def nonnegative_qp(Q: Tensor, b: Tensor, start: Tensor | None = None) -> Tensor:
     Q is symmetric and positive semi-definite; `start` are the multipliers of a similar program. The
     result is in float64 on the CPU.
     """
-    matrix, target = (as_array(part) for part in (Q, b))
-    first = None if start is None else as_array(start)
-    return torch.from_numpy(solve_nonnegative(matrix, target, first))
-
-
-def as_array(values: Tensor) -> Array:
-    numbers: Array = values.detach().cpu().numpy().astype(np.float64)
-    return numbers
+    first = None if start is None else on_host(start).numpy()
+    return torch.from_numpy(_solve(on_host(Q).numpy(), on_host(b).numpy(), first))
 
 
 @np.errstate(all="ignore")
-def solve_nonnegative(Q: Array, b: Array, start: Array | None = None) -> Array:
-    """`nonnegative_qp` on arrays."""
+def _solve(Q: Array, b: Array, start: Array | None) -> Array:
     scale = 1 / np.sqrt(np.maximum(Q.diagonal(), np.finfo(np.float64).tiny))
     # In units in which every cut has length one.
     matrix = Q * scale[:, None] * scale

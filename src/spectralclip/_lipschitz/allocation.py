@@ -15,6 +15,7 @@ from spectralclip._lipschitz.examples import examples_of, first_run
 from spectralclip._lipschitz.flow import Flow
 from spectralclip._lipschitz.following import NotFollowedError, taken_as_one, ways
 from spectralclip._lipschitz.propagation import Propagation, rules_of
+from spectralclip._lipschitz.recurrent import RECURRENT_LAYERS, rule_of_layer
 from spectralclip._lipschitz.result import Unbounded
 from spectralclip._lipschitz.rules import only
 from spectralclip._models import (
@@ -23,9 +24,10 @@ from spectralclip._models import (
     Inputs,
     Survey,
     call_arguments,
+    parts_of,
     unwrapped,
 )
-from spectralclip._operators import plain_numerics
+from spectralclip._operators import Rows, plain_numerics
 
 _DOUBLINGS = 200  # from a scale of 1: more than any product of layer norms needs
 _HALVINGS = 40  # of an interval of a factor of two: what is left is below 1e-12
@@ -53,12 +55,8 @@ class NetworkRules:
         model: nn.Module,
         example_inputs: ExampleInputs,
         layers: Mapping[str, FoundLayer],
-        *,
-        tol: float = 0.01,
-        failure: float = 1e-6,
-        seed: int = 0,
     ) -> None:
-        """Follow the model once; as for `lipschitz_bounds`.
+        """Follow the model once; as for `lipschitz_bounds`, with the accuracy of its defaults.
 
         Raises:
             UnboundedNetworkError: There is a place without a bound.
@@ -77,7 +75,7 @@ class NetworkRules:
             flows = ways(model, examples, parts, as_one)
         except NotFollowedError as error:
             raise UnboundedNetworkError(f"the model does not run while followed: {error}") from None
-        interval_of = standard_intervals(tol, failure, False, seed)
+        interval_of = standard_intervals(tol=0.01, failure=1e-6, deterministic=False, seed=0)
         self._ways = [_Way(flow, Norms(flow, interval_of, interval_of), layers) for flow in flows]
         places = [str(place) for way in self._ways for place in way.unbounded]
         if places:
@@ -143,6 +141,17 @@ class _Way:
             for node in own
             if node.module in first and node.index in self._rules
         }
+        # Matrices inside recurrent layers, whose rules are functions of all of their norms.
+        parts = ((name, layer.modules[0]) for name, layer in layers.items())
+        self._inside = {_key(part): name for name, part in parts if isinstance(part, Rows)}
+        self._recurrent = [
+            (node, own)
+            for index in self._rules
+            for node in [flow.nodes[index]]
+            if isinstance(node.module, RECURRENT_LAYERS)
+            for own in [parts_of(node.module)]
+            if any(_key(part) in self._inside for part in own.values())
+        ]
         found = Propagation(flow, norms, self._rules)
         self.unbounded = [*found.unbounded, *without_bound(flow), *self._read_inside(layers)]
 
@@ -150,6 +159,13 @@ class _Way:
         """The bound of the last node, with a layer's norm at each of its uses."""
         nodes = self._flow.nodes
         own = {place: only(nodes[place], layer_norms[name]) for place, name in self._places.items()}
+
+        def norm_of(part: Rows) -> float:
+            name = self._inside.get(_key(part))
+            return self._norms.of_rows(part).upper if name is None else layer_norms[name]
+
+        for node, parts in self._recurrent:
+            own[node.index] = rule_of_layer(node, self._flow, parts, norm_of)
         return Propagation(self._flow, self._norms, {**self._rules, **own}).upper
 
     def _read_inside(self, layers: Mapping[str, FoundLayer]) -> list[Unbounded]:
@@ -166,3 +182,8 @@ class _Way:
             for source in map(self._flow.nodes.__getitem__, node.inputs)
             if source.module in after and node.module is not after[source.module]
         ]
+
+
+def _key(part: Rows) -> tuple[int, int, int]:
+    """What tells a matrix inside a module from others, whoever made the layer."""
+    return id(part.whole), part.rows.start, part.rows.stop

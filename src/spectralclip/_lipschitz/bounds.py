@@ -13,6 +13,7 @@ from torch import nn
 
 from spectralclip._bounds import check_request
 from spectralclip._common import checked_seed
+from spectralclip._linalg import testable
 from spectralclip._lipschitz.chain_norms import IntervalOf, Norms, standard_intervals
 from spectralclip._lipschitz.examples import Call, examples_of, first_run, outputs
 from spectralclip._lipschitz.flow import ROOT, Flow
@@ -217,8 +218,7 @@ def require_weights(model: nn.Module) -> None:
                 f"{name!r} of {describe(model)} was made in torch.inference_mode(), and autograd "
                 "cannot work with it. Build or load the model outside of it."
             )
-        wide = parameter.float() if parameter.element_size() < 2 else parameter
-        if wide.is_floating_point() and not bool(torch.isfinite(wide).all()):
+        if parameter.is_floating_point() and not bool(torch.isfinite(testable(parameter)).all()):
             raise ValueError(
                 f"{name!r} of {describe(model)} holds NaN or infinite values: the network has no "
                 "Lipschitz constant. Restore finite weights."

@@ -15,6 +15,7 @@ from spectralclip._bounds import Interval, norm_bounds
 from spectralclip._common import Shape
 from spectralclip._lipschitz.flow import Flow, Node, Ref, Replay
 from spectralclip._models import in_shape_of
+from spectralclip._operators import Rows
 
 IntervalOf: TypeAlias = Callable[[Sequence[nn.Module], Shape], Interval]
 """An interval around the norm of modules, one after the other, at the shape of one input."""
@@ -46,6 +47,11 @@ class Norms:
         """Of modules of the model, one after the other."""
         key = (tuple(id(module) for module in modules), in_shape)
         return self._kept(key, lambda: self._interval_of(modules, in_shape))
+
+    def of_rows(self, part: Rows) -> Interval:
+        """Of a matrix inside a module."""
+        key = (id(part.whole), part.rows.start, part.rows.stop)
+        return self._kept(key, lambda: self._interval_of((part,), (part.in_features,)))
 
     def of_operation(self, node: Node, source: int) -> Interval:
         """Of one operation as a function of one of its inputs."""

@@ -135,7 +135,7 @@ class _Guard(OperationsMode):
 def _memory(tensor: Tensor) -> int:
     try:
         return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):  # it has none, as sparse ones
+    except RuntimeError:  # it has none, as sparse ones
         return 0
 
 

@@ -16,6 +16,7 @@ from spectralclip._lipschitz.flow import Flow, alike
 from spectralclip._lipschitz.gates import with_gates
 from spectralclip._lipschitz.recorder import Calls, Functions, Operations
 from spectralclip._lipschitz.recording import HIDDEN, TOKEN, Recording, hides_tensors
+from spectralclip._lipschitz.recurrent import RECURRENT_LAYERS
 from spectralclip._lipschitz.rules import ATTENTION, RECURRENT
 from spectralclip._lipschitz.sorting import with_sorted
 from spectralclip._models import (
@@ -25,15 +26,12 @@ from spectralclip._models import (
     bare_modules,
     connectors,
     in_evaluation,
+    parts_of,
     tensors_in,
+    weights_left,
 )
-from spectralclip._operators import BATCH_NORMS, is_plain, plain_numerics
+from spectralclip._operators import BATCH_NORMS, Rows, is_plain, plain_numerics
 
-_OPAQUE: dict[type[nn.Module], str] = {
-    nn.MultiheadAttention: ATTENTION,
-    nn.RNNBase: RECURRENT,
-    nn.RNNCellBase: RECURRENT,
-}
 # Functions of which more is known than of the operations that they consist of, and why nothing is
 # known of some others.
 _WHOLE_FUNCTIONS: dict[Any, str] = {
@@ -115,15 +113,20 @@ def ways(
 
 def taken_as_one(survey: Survey) -> dict[nn.Module, str]:
     """The modules whose calls count as one operation: affine ones, and those out of reach."""
-    whole = {part: "" for layer in survey.layers(False).values() for part in layer.modules}
+    layers = survey.layers("none").values()
+    # Matrices inside of modules are not called.
+    called = [part for layer in layers for part in layer.modules if not isinstance(part, Rows)]
+    whole = dict.fromkeys(called, "")
     whole.update((part, "") for _, part in connectors(survey.model))
     for _, module in bare_modules(survey.model):
         tracks = getattr(module, "running_mean", None) is not None
         if tracks and is_plain(module, BATCH_NORM, *BATCH_NORMS):
             whole[module] = ""
-        for kind, reason in _OPAQUE.items():
-            if isinstance(module, kind):
-                whole[module] = reason
+        if isinstance(module, RECURRENT_LAYERS):
+            parts = parts_of(module)
+            whole[module] = "" if parts and not weights_left(module, parts) else RECURRENT
+        elif isinstance(module, nn.MultiheadAttention):
+            whole[module] = ATTENTION
     return {
         module: reason
         for module, reason in whole.items()

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from numpy.polynomial.polynomial import polyadd, polyder, polymul, polyval
 from torch import Tensor
 
 from spectralclip._lipschitz.flow import Flow, Node, Ref
@@ -133,7 +132,7 @@ def _times(first: Expression, second: Expression) -> Expression | None:
         return None
     if isinstance(second, Gate):
         return second._replace(shift=second.shift * first[0], scale=second.scale * first[0])
-    product: Polynomial = tuple(map(float, polymul(first, second)))
+    product: Polynomial = tuple(map(float, np.polynomial.polynomial.polymul(first, second)))
     return product if len(product) <= _DEGREE + 1 else None
 
 
@@ -144,7 +143,7 @@ def _plus(first: Expression | None, second: Expression | None) -> Expression | N
         return None
     if isinstance(second, Gate):
         return second._replace(shift=second.shift + first[0]) if len(first) == 1 else None
-    return tuple(map(float, polyadd(first, second)))
+    return tuple(map(float, np.polynomial.polynomial.polyadd(first, second)))
 
 
 def _sum(weights: Callable[[float], tuple[float, float]]) -> Any:
@@ -216,6 +215,7 @@ def _steepest(
         return None
     x = np.linspace(-end, end, _CELLS + 1)
     width, size = 2 * end / _CELLS, np.abs(x) + 2 * end / _CELLS
+    polyval, polyder = np.polynomial.polynomial.polyval, np.polynomial.polynomial.polyder
     p, first = polyval(x, inner), polyval(x, polyder(inner))
     reach = polyval(size, np.abs(polyder(inner)))
     bend = polyval(size, np.abs(polyder(inner, 2)))

@@ -17,7 +17,7 @@ def init_at_bound_(
     *,
     max_norm: Targets | None = None,
     max_lipschitz: float | None = None,
-    compose: Compose = True,
+    compose: Compose = "conv_bn",
     generator: torch.Generator | None = None,
 ) -> dict[str, InitResult]:
     """Draw new weights for every affine layer of a model, in place: orthogonal, at the bound.

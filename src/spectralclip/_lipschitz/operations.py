@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from spectralclip._linalg import testable
 from spectralclip._lipschitz import factors, rules
 from spectralclip._lipschitz.chain_norms import NoBoundError, Norms
 from spectralclip._lipschitz.flow import Flow, Node, Ref, leaves, signature
+from spectralclip._lipschitz.recurrent import RECURRENT_LAYERS, rule_of_layer
 from spectralclip._lipschitz.rules import (
     Rule,
     RuleOf,
@@ -36,6 +38,7 @@ from spectralclip._lipschitz.rules import (
     single,
     weighted,
 )
+from spectralclip._models import parts_of
 from spectralclip._operators import is_plain
 
 _REARRANGING = (nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle)
@@ -287,6 +290,9 @@ def rule_of(node: Node, flow: Flow, norms: Norms) -> Rule:
     if reason:
         return Rule(reason=reason)
     try:
+        if isinstance(node.module, RECURRENT_LAYERS):
+            parts = parts_of(node.module)
+            return rule_of_layer(node, flow, parts, lambda part: norms.of_rows(part).upper)
         if node.module is not None:
             return _of_module(node, norms)
         rule = _OWN.get(node.operation) or TABLE[node.operation].rule
@@ -331,8 +337,7 @@ def _hopeless(node: Node, entry: Operation | None, flow: Flow) -> str:
 
 def _is_nan(constant: Any) -> bool:
     if isinstance(constant, Tensor) and constant.is_floating_point():
-        wide = constant.float() if constant.element_size() < 2 else constant
-        return bool(wide.isnan().any())
+        return bool(testable(constant).isnan().any())
     return isinstance(constant, float) and math.isnan(constant)
 
 

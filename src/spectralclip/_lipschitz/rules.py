@@ -34,7 +34,7 @@ NOT_A_NUMBER = "a constant that it reads is NaN"
 COMPLEX = "complex numbers are not followed"
 TWICE = "it writes several values to one place, and which of them stays is not defined"
 ATTENTION = "attention multiplies values that depend on the input with each other"
-RECURRENT = "a recurrent layer multiplies its state with gates that depend on the input"
+RECURRENT = "a recurrent layer multiplies its state with gates, in a way that is not known"
 _JUMPS = "it jumps: two inputs however close may have outputs far apart"
 _STEEP = "its slope grows without end"
 

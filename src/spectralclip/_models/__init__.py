@@ -26,7 +26,14 @@ from spectralclip._models.fsdp import stand_in as stand_in
 from spectralclip._models.fsdp import unhooked as unhooked
 from spectralclip._models.layers import find_layers as find_layers
 from spectralclip._models.layers import skipped_layers as skipped_layers
+from spectralclip._models.parts import parts_of as parts_of
+from spectralclip._models.parts import weights_left as weights_left
+from spectralclip._models.scores import NORMAL_INPUTS as NORMAL_INPUTS
+from spectralclip._models.scores import moments as moments
+from spectralclip._models.scores import normal_inputs as normal_inputs
+from spectralclip._models.scores import spread_and_gain as spread_and_gain
 from spectralclip._models.survey import Compose as Compose
 from spectralclip._models.survey import FoundLayer as FoundLayer
 from spectralclip._models.survey import Pairs as Pairs
 from spectralclip._models.survey import Survey as Survey
+from spectralclip._models.survey import check_compose as check_compose

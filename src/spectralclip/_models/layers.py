@@ -5,18 +5,24 @@ from __future__ import annotations
 from torch import nn
 
 from spectralclip._models.example_inputs import ExampleInputs
-from spectralclip._models.survey import Compose, FoundLayer, Pairs, Survey
+from spectralclip._models.survey import Compose, FoundLayer, Pairs, Survey, check_compose
 
 
 def find_layers(
-    model: nn.Module, example_inputs: ExampleInputs, compose: Compose = True, *, pairs: Pairs = ()
+    model: nn.Module,
+    example_inputs: ExampleInputs,
+    compose: Compose = "conv_bn",
+    *,
+    pairs: Pairs = (),
 ) -> dict[str, FoundLayer]:
     """The affine layers of a model and the shapes of their inputs, from one forward pass.
 
     A layer is a module that has parameters of its own, is called in the forward pass, and is
     affine: dense layers, convolutions, transposed ones, batch norms with running statistics and
-    embeddings by their type, any other by evaluating it at a few random points. The model runs as
-    in evaluation and is left as it was. `skipped_layers` says what is not among them, and why.
+    embeddings by their type, any other by evaluating it at a few random points. So is each matrix
+    inside a recurrent layer or `nn.MultiheadAttention`, as "rnn.weight_hh_l0[forget]" or
+    "attn.in_proj_weight[k]". The model runs as in evaluation and is left as it was.
+    `skipped_layers` says what is not among them, and why.
 
     Two layers follow each other directly where, at each use, the second reads the very tensor
     that the first made, and nothing else reads that one: no operation, no other module, and not
@@ -28,9 +34,9 @@ def find_layers(
         example_inputs: What the model is called with, with the batch dimension: a tensor, a tuple
             of positional arguments, or a dictionary of keyword arguments.
         compose: Report as one layer a dense layer or convolution and the batch norm that directly
-            follows it (True); all layers that directly follow each other ("chains"), along with
-            what is affine between them and has no parameters, as average pooling; or none
-            (False).
+            follows it ("conv_bn"); all layers that directly follow each other ("chains"), along
+            with what is affine between them and has no parameters, as average pooling; or none
+            ("none").
         pairs: Names of modules of which the second follows the first, to be reported as one
             even if something else reads what the first makes; pairs that overlap make a chain.
 
@@ -53,8 +59,7 @@ def find_layers(
         0.0+0.1 ((3, 8, 8),)
         3 ((288,),)
     """
-    if compose not in (True, False, "chains"):
-        raise ValueError(f"compose must be True, False or 'chains', got {compose!r}.")
+    check_compose(compose)
     return Survey.of(model, example_inputs).layers(compose, pairs)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias, final
+from typing import Literal, NamedTuple, TypeAlias, final, get_args
 
 import torch
 from torch import nn
@@ -25,9 +25,11 @@ from spectralclip._models.candidates import (
 from spectralclip._models.example_inputs import ExampleInputs, call_arguments
 from spectralclip._models.forward_pass import in_evaluation, unwrapped, watch
 from spectralclip._models.fsdp import unhooked
-from spectralclip._operators import KNOWN_AFFINE, describe, is_plain, plain_numerics
+from spectralclip._models.parts import parts_of, weights_left
+from spectralclip._operators import KNOWN_AFFINE, Rows, describe, is_plain, plain_numerics
 
-Compose: TypeAlias = bool | Literal["chains"]
+Compose: TypeAlias = Literal["none", "conv_bn", "chains"]
+"""Which layers count as one: see `find_layers`."""
 Pairs: TypeAlias = Iterable[tuple[str, str]]
 
 
@@ -37,8 +39,10 @@ class FoundLayer:
     """An affine layer of a model, or layers that directly follow each other, as one.
 
     Attributes:
-        name: The module's name in the model; the names joined by "+" for a composition.
-        modules: The module, or the modules of the composition in the order of their use.
+        name: The module's name in the model; the names joined by "+" for a composition; for a
+            matrix inside a module the parameter's name, and in brackets which of its rows.
+        modules: The module, or the modules of the composition in the order of their use; for a
+            matrix inside a module a dense layer that refers to the rows of the parameter.
         in_shapes: The distinct shapes of its inputs, without the batch dimension, in the order
             of their appearance: as `svds` and the others want them.
         shared: Other names in the model under which a weight of the layer is found: those of
@@ -52,6 +56,10 @@ class FoundLayer:
     shared: tuple[str, ...]
     uses: int
 
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters of its modules, each once."""
+        return list(dict.fromkeys(p for module in self.modules for p in module.parameters()))
+
 
 class Survey(NamedTuple):
     """What a forward pass showed of a model."""
@@ -60,6 +68,7 @@ class Survey(NamedTuple):
     names: dict[nn.Module, str]  # the names of candidates and connectors
     calls: dict[nn.Module, list[Call]]  # their calls, in the order of the first ones
     reasons: dict[nn.Module, str]  # why a candidate is no layer; empty for layers
+    parts: dict[nn.Module, dict[str, Rows]]  # matrices inside a module, where it was called
 
     @classmethod
     @plain_numerics()
@@ -81,7 +90,9 @@ class Survey(NamedTuple):
                 module: reason(module, seen.calls.get(module, []), seen.read_outside, sure)
                 for module, sure in known.items()
             }
-        return cls(model, {**possible, **between}, seen.calls, reasons)
+        inside = {module: parts_of(unhooked(module)) for module in seen.calls if module in possible}
+        parts = {module: own for module, own in inside.items() if own}
+        return cls(model, {**possible, **between}, seen.calls, reasons, parts)
 
     def layers(self, compose: Compose, pairs: Pairs = ()) -> dict[str, FoundLayer]:
         """The layers and compositions by name, in the order of their first use."""
@@ -90,6 +101,8 @@ class Survey(NamedTuple):
         owners = _weight_owners(self.model)
         found = {}
         for module, calls in self.calls.items():
+            for layer in self._parts_as_layers(module, owners):
+                found[layer.name] = layer
             parts = by_first.get(module, (module,))
             if module in others or not any(self.reasons.get(part) == "" for part in parts):
                 continue
@@ -101,19 +114,33 @@ class Survey(NamedTuple):
             found[name] = FoundLayer(name, parts, distinct_shapes(calls), shared, len(calls))
         return found
 
+    def _parts_as_layers(
+        self, module: nn.Module, owners: Mapping[int, list[str]]
+    ) -> Iterator[FoundLayer]:
+        """The matrices inside a module, each as a dense layer on vectors."""
+        own, uses = self.names.get(module, ""), len(self.calls[module])
+        for label, part in self.parts.get(module, {}).items():
+            name, shape = f"{own}.{label}" if own else label, (part.in_features,)
+            others = [
+                other for other in owners.get(id(part.whole), []) if own not in _around(other)
+            ]
+            yield FoundLayer(name, (part,), (shape,), tuple(dict.fromkeys(others)), uses)
+
     def skipped(self) -> dict[str, str]:
         """The candidates that are no layers, and in no composition, by name; and why."""
-        composed = {part for chain in self._compositions(True, ()) for part in chain}
+        composed = {part for chain in self._compositions("conv_bn", ()) for part in chain}
+        split = {m for m, parts in self.parts.items() if not weights_left(m, parts)}
+        held = split | {part for module in split for part in module.modules()}
         return {
             self.names[module]: why
             for module, why in self.reasons.items()
-            if why and module not in composed
+            if why and module not in composed and module not in held
         }
 
     def _compositions(self, compose: Compose, pairs: Pairs) -> list[tuple[nn.Module, ...]]:
         """The modules of each composition, in order."""
         links = self._links(pairs)
-        for first, second in direct_readers(self.calls).items() if compose else ():
+        for first, second in direct_readers(self.calls).items() if compose != "none" else ():
             normed = isinstance(first, BEFORE_A_NORM) and isinstance(second, BATCH_NORM)
             affine = all(self._is_affine(part) for part in (first, second))
             if affine and (compose == "chains" or normed):
@@ -154,6 +181,13 @@ class Survey(NamedTuple):
             if links.setdefault(first, second) is not second:
                 raise ValueError(f"pairs has two layers after {pair[0]!r}: leave one of them out.")
         return links
+
+
+def check_compose(compose: object, known: Sequence[str] = get_args(Compose)) -> None:
+    """Raise unless `compose` is one of the words for which layers count as one."""
+    if compose not in known:
+        *words, last = map(repr, known)
+        raise ValueError(f"compose must be {', '.join(words)} or {last}, got {compose!r}.")
 
 
 def _require_sizes(model: nn.Module) -> None:

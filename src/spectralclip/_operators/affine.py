@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from spectralclip._common import Shape, as_shape
-from spectralclip._linalg import has_float64, sent
+from spectralclip._linalg import has_float64, sent, testable
 from spectralclip._operators.contexts import evaluation_mode, unchanged_rng
+from spectralclip._operators.factor import Factor
 from spectralclip._operators.module_types import describe
+from spectralclip._operators.rows import Rows
 
 Layer: TypeAlias = nn.Module | Callable[[Tensor], Tensor] | Sequence[Any]
 """A module, an affine callable on batches, or a sequence of them (their composition)."""
@@ -323,7 +325,7 @@ def known_shape(layer: Layer) -> Shape | None:
     further leading positions too, each with the same spectrum, repeated.)
     """
     first = next((part for _, part in flattened(layer)), None)
-    if isinstance(first, nn.Linear) and first.in_features > 0:
+    if isinstance(first, (nn.Linear, Rows, Factor)) and first.in_features > 0:
         return (first.in_features,)
     if isinstance(first, nn.Embedding):
         return (first.num_embeddings,)
@@ -354,8 +356,7 @@ def _check_tensors(
                 f"{key!r} of {name} has dtype {tensor.dtype}, expected a real floating-point one: "
                 "convert or dequantize the weights first."
             )
-        wide = tensor.float() if tensor.element_size() < 2 else tensor.detach()
-        if tensor.is_floating_point() and not bool(torch.isfinite(wide).all()):
+        if tensor.is_floating_point() and not bool(torch.isfinite(testable(tensor)).all()):
             raise ValueError(
                 f"{key!r} of {name} holds NaN or infinite values: its spectrum is not defined. "
                 "Restore finite weights."

@@ -20,6 +20,7 @@ from spectralclip._common import Shape
 from spectralclip._linalg import sent
 from spectralclip._operators.affine import AffineFunction
 from spectralclip._operators.contexts import evaluation_mode
+from spectralclip._operators.factor import Factor
 from spectralclip._operators.maps import (
     AutogradMap,
     ConvGeometry,
@@ -38,8 +39,10 @@ from spectralclip._operators.module_types import (
     batch_norm_scale,
     conv_paddings,
     describe,
+    is_conv1d,
     is_plain,
 )
+from spectralclip._operators.rows import Rows
 from spectralclip._operators.running_norms import RunningShift
 
 
@@ -90,6 +93,8 @@ def _stage_maps(function: AffineFunction) -> list[LinearMap | None]:
             before is not None and before.target.channels_last,
         )
         make = next((make for types, make in SHORTCUTS if is_plain(layer, *types)), None)
+        if make is None and is_conv1d(layer):  # whose type is not ours to import
+            make = _transposed_dense
         if make is None or _computes_weight_in_half(function, layer):
             maps.append(None)
         else:
@@ -126,6 +131,10 @@ def _computes_weight_in_half(function: AffineFunction, layer: Any) -> bool:
         and is_parametrized(layer)
         and any(parameter.dtype != function.dtype for parameter in layer.parameters())
     )
+
+
+def _transposed_dense(site: Site, layer: Any) -> LinearMap | None:
+    return DenseMap(site.weight(layer).T.contiguous(), site.source[:-1])
 
 
 def _embedding(site: Site, layer: Any) -> LinearMap | None:
@@ -187,7 +196,7 @@ def _conv_transpose(site: Site, layer: Any) -> LinearMap | None:
 
 # The layers with a map of their own. A new shortcut is a map class and a line here.
 SHORTCUTS: list[tuple[tuple[type[nn.Module], ...], Callable[[Site, Any], LinearMap | None]]] = [
-    ((nn.Linear,), lambda site, layer: DenseMap(site.weight(layer), site.source[:-1])),
+    ((nn.Linear, Rows, Factor), lambda site, layer: DenseMap(site.weight(layer), site.source[:-1])),
     ((nn.Embedding,), _embedding),
     (CONVS, _conv),
     (TRANSPOSED, _conv_transpose),

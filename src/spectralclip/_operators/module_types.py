@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
+from spectralclip._operators.factor import Factor
+from spectralclip._operators.rows import Rows
 from spectralclip._operators.running_norms import RunningBatchNorm, RunningShift
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -16,7 +18,7 @@ TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, RunningBatchNorm)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 KNOWN_AFFINE = (
-    *(nn.Linear, nn.Embedding, nn.Identity, nn.Flatten, nn.Unflatten, RunningShift),
+    *(nn.Linear, Rows, Factor, nn.Embedding, nn.Identity, nn.Flatten, nn.Unflatten, RunningShift),
     *(CONVS + TRANSPOSED + BATCH_NORMS + DROPOUTS),
     *(nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.PixelShuffle, nn.PixelUnshuffle),
 )
@@ -52,6 +54,17 @@ def is_plain(layer: Any, *types: type[nn.Module]) -> bool:
         for base in types
         if isinstance(layer, base)
     )
+
+
+def is_conv1d(layer: Any) -> bool:
+    """Whether it is the dense layer of transformers that goes by this name.
+
+    It keeps the transpose of what `nn.Linear` keeps.
+    """
+    cls = type(layer)
+    if cls.__name__ != "Conv1D" or not cls.__module__.startswith("transformers."):
+        return False
+    return is_plain(layer, cls) and "weight" in layer._parameters
 
 
 def is_known_affine(layer: Any) -> bool:

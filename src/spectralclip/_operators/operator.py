@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, final
 
 import torch
 from torch import Tensor
@@ -12,8 +12,10 @@ from torch import Tensor
 from spectralclip._common import as_shape
 from spectralclip._linalg import full_precision, gradients_in, sent
 from spectralclip._operators.affine import AffineFunction, Layer
+from spectralclip._operators.arrays import scipy_operator
 from spectralclip._operators.blocks import BlockForm
 from spectralclip._operators.build import build_maps, merge
+from spectralclip._operators.callables import callable_maps
 from spectralclip._operators.check_affine import require_affine
 from spectralclip._operators.contexts import plain_numerics
 from spectralclip._operators.maps import AutogradMap, ConvMap, LinearMap, ScalarMap
@@ -33,8 +35,8 @@ class LinearOperator:
     """The linear part `M` of an affine layer `f(x) = M x + b`, applied but never formed.
 
     Made by `as_operator`, for the weights that the layer has then: make a new one when they
-    have changed. Vectors are tensors of shape `in_shape` or `out_shape`, or
-    batches of them with one leading dimension.
+    have changed. `kernel_operator` and `from_callables` make it from arrays. Vectors are tensors of
+    shape `in_shape` or `out_shape`, or batches of them with one leading dimension.
 
     Attributes:
         in_shape: Shape of one input.
@@ -76,6 +78,56 @@ class LinearOperator:
     def __repr__(self) -> str:
         m, n = self.shape
         return f"<LinearOperator {m}x{n} {self.dtype}: {self.name}>"
+
+    @classmethod
+    @plain_numerics()
+    def from_callables(
+        cls,
+        matvec: Callable[[Any], Any],
+        rmatvec: Callable[[Any], Any],
+        in_shape: Sequence[int] | int,
+        out_shape: Sequence[int] | int,
+        *,
+        arrays: Literal["numpy", "torch"] = "numpy",
+        batched: bool = False,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        name: str | None = None,
+    ) -> LinearOperator:
+        """An operator from two functions on arrays, such as those of NumPy, JAX or CuPy.
+
+        Both are tried at random vectors first: they have to be linear, and `<matvec(x), y>` has to
+        be `<x, rmatvec(y)>`. The operator has no parameters, so it cannot be clipped.
+
+        Args:
+            matvec: `M x`, from an array of shape `in_shape` to one of shape `out_shape`, which may
+                be anything with `__array__` or `__dlpack__`.
+            rmatvec: `M^T y`: the other way round.
+            in_shape: Shape of one input.
+            out_shape: Shape of one output.
+            arrays: What the functions are given: NumPy arrays, or tensors.
+            batched: Whether they take batches `(k, *in_shape)`, and not one array at a time.
+            dtype: Precision of the arrays; by default the one in which `matvec` answers float64,
+                and torch's default for tensors.
+            device: Where the computation between the products happens; by default the CPU.
+            name: What errors call the operator.
+
+        Raises:
+            NotAffineError: `matvec` is not linear.
+            ValueError: `rmatvec` is not the transpose, or an answer does not fit.
+
+        Example:
+            >>> import numpy as np
+            >>> import spectralclip as sc
+            >>> op = sc.LinearOperator.from_callables(  # differences of neighbours, on a ring
+            ...     lambda x: np.roll(x, -1) - x, lambda y: np.roll(y, 1) - y, 100, 100
+            ... )
+            >>> round(float(sc.spectral_norm(op)), 4), sc.norm_bounds(op, tol=1e-3).kind
+            (2.0, 'probabilistic')
+        """
+        products, shapes = (matvec, rmatvec), (in_shape, out_shape)
+        function, maps = callable_maps(products, shapes, arrays, batched, dtype, device, name)
+        return cls(function, maps, transposed=False)
 
     # --- on tensors of the layer's own shapes ---
 
@@ -215,21 +267,7 @@ class LinearOperator:
 
     def to_scipy(self) -> ScipyOperator:
         """A `scipy.sparse.linalg.LinearOperator` on flat NumPy vectors."""
-        from scipy.sparse.linalg import LinearOperator as ScipyOperator
-
-        def through(apply: Any, shape: tuple[int, ...]) -> Any:
-            def on_columns(columns: Any) -> Any:
-                flat = torch.as_tensor(columns).to(self.device, self.dtype)
-                rows = flat.reshape(flat.shape[0], -1).T
-                result = apply(rows.reshape(-1, *shape)).reshape(rows.shape[0], -1)
-                return result.T.reshape(-1, *columns.shape[1:]).cpu().numpy()
-
-            return on_columns
-
-        matmat, rmatmat = through(self.matvec, self.in_shape), through(self.rmatvec, self.out_shape)
-        dtype = torch.empty(0, dtype=self.dtype, device="cpu").numpy().dtype
-        both = {"matvec": matmat, "matmat": matmat, "rmatvec": rmatmat, "rmatmat": rmatmat}
-        return ScipyOperator(shape=self.shape, dtype=dtype, **both)
+        return scipy_operator(self)
 
     # --- on flat rows, in the layout that the layer likes; what the solvers work with ---
 
@@ -349,32 +387,3 @@ def as_operator(
         require_affine(function)
     maps = build_maps(function) if explicit else [AutogradMap(function, 0, len(function.stages))]
     return LinearOperator(function, maps, transposed=False)
-
-
-def operator_at(
-    function: AffineFunction, values: Mapping[str, Tensor] | None = None
-) -> LinearOperator:
-    """`M` at other parameter values, through the layer's own code; without any, as it is now.
-
-    For layers that keep changing: what does not depend on the values is not checked again.
-    """
-    if values is None:
-        moved = function.now()
-        return LinearOperator(moved, build_maps(moved), transposed=False)
-    moved = function.with_values(values)
-    whole = AutogradMap(moved, 0, len(moved.stages))
-    return LinearOperator(moved, [whole], transposed=False)
-
-
-def in_float64(op: LinearOperator, layer: Layer | LinearOperator) -> LinearOperator:
-    """A layer's operator in float64; `op`, which is it in the layer's own precision, if need be.
-
-    Code that holds constants of one precision cannot be evaluated in another. That shows as errors
-    of any kind: in its forward pass, in its backward pass, or in what it then computes.
-    """
-    if isinstance(layer, LinearOperator) or op.dtype == torch.float64:
-        return op
-    try:
-        return as_operator(layer, op.in_shape, dtype=torch.float64)
-    except (ValueError, TypeError, RuntimeError):
-        return op

@@ -1,6 +1,7 @@
 """Singular values and vectors of an operator."""
 
 from spectralclip._spectrum.exact import Exact as Exact
+from spectralclip._spectrum.kernel_norm import kernel_norm as kernel_norm
 from spectralclip._spectrum.rough import fresh_ritz as fresh_ritz
 from spectralclip._spectrum.rough import warmed_ritz as warmed_ritz
 from spectralclip._spectrum.solvers import Lanczos as Lanczos
@@ -8,7 +9,6 @@ from spectralclip._spectrum.solvers import PowerQR as PowerQR
 from spectralclip._spectrum.solvers import Solver as Solver
 from spectralclip._spectrum.start_vectors import START as START
 from spectralclip._spectrum.start_vectors import filtered_row as filtered_row
-from spectralclip._spectrum.start_vectors import gaussian as gaussian
 from spectralclip._spectrum.start_vectors import random_rows as random_rows
 from spectralclip._spectrum.start_vectors import torus_map as torus_map
 from spectralclip._spectrum.stopping import ROUNDING as ROUNDING

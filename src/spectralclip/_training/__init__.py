@@ -5,9 +5,7 @@ from spectralclip._training.attachment import Attachment as Attachment
 from spectralclip._training.attachment import Schedule as Schedule
 from spectralclip._training.distributed.consensus import DisagreementError as DisagreementError
 from spectralclip._training.distributed.sharing import Sharing as Sharing
-from spectralclip._training.distributed.sharing import weights_of as weights_of
 from spectralclip._training.engine.constrained_layer import BatchNorm as BatchNorm
-from spectralclip._training.live import live_operator as live_operator
 from spectralclip._training.method import Method as Method
 from spectralclip._training.method import MethodState as MethodState
 from spectralclip._training.method import NormWarning as NormWarning
@@ -15,7 +13,6 @@ from spectralclip._training.method import seeded as seeded
 from spectralclip._training.method import warn as warn
 from spectralclip._training.norm_estimate import NormEstimate as NormEstimate
 from spectralclip._training.promise import Promise as Promise
-from spectralclip._training.promise import promises_of as promises_of
 from spectralclip._training.report import LayerReport as LayerReport
 from spectralclip._training.report import TrainingReport as TrainingReport
 from spectralclip._training.spectral_clip import SpectralClip as SpectralClip

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 from torch.optim import Optimizer
 
+from spectralclip._attention import head_layers
 from spectralclip._clipping import Targets, layer_targets
 from spectralclip._common import checked_seed
 from spectralclip._models import ExampleInputs, FoundLayer, Pairs, find_layers, unwrapped
@@ -108,7 +109,10 @@ def attach(
         method = method.for_network()
     bare, optimizers = unwrapped(model), checked_optimizers(optimizer)
     _refuse_evaluated_elsewhere(method, optimizers)
-    found = find_layers(bare, example_inputs, method.composes, pairs=pairs)
+    if method.compose == "heads":
+        found = head_layers(bare, example_inputs)
+    else:
+        found = find_layers(bare, example_inputs, method.compose, pairs=pairs)
     wanted = {name: layer for name, layer in found.items() if method.takes(layer)}
     if max_lipschitz is None:
         bounds = layer_targets(wanted, 1.0 if max_norm is None else max_norm)
@@ -161,7 +165,7 @@ def _warn_of_another(layers: Mapping[str, FoundLayer], optimizers: Optimizers) -
     for other in LIVE:
         for name, layer in layers.items():
             held = other.layers.get(name)
-            same = held is not None and list(map(id, held.modules)) == list(map(id, layer.modules))
+            same = held is not None and _parameters(held) == _parameters(layer)
             if same and optimizers.overlap(other.optimizers):
                 warn(
                     f"Layer {name!r} is held by {other!r} already, at the same optimizer: both "
@@ -169,6 +173,10 @@ def _warn_of_another(layers: Mapping[str, FoundLayer], optimizers: Optimizers) -
                     "replaced."
                 )
                 return
+
+
+def _parameters(layer: FoundLayer) -> list[int]:
+    return [id(parameter) for part in layer.modules for parameter in part.parameters()]
 
 
 def _warn_of_uncovered(attachment: Attachment) -> None:
@@ -184,7 +192,7 @@ def _warn_of_uncovered(attachment: Attachment) -> None:
 
 def _warn_of_other_weights(model: nn.Module, layers: Mapping[str, FoundLayer]) -> None:
     """Name the matrices and kernels that train outside of layers, as by `F.linear(x, weight)`."""
-    held = {id(p) for one in layers.values() for part in one.modules for p in part.parameters()}
+    held = {id(p) for layer in layers.values() for p in layer.parameters()}
     free = [
         name
         for name, weight in model.named_parameters()

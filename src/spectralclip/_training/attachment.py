@@ -5,17 +5,18 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from spectralclip._clipping import ClipResult, clip_found_layers_
+from spectralclip._clipping import Certify, ClipResult, clip_found_layers_
 from spectralclip._lipschitz import NetworkBound
-from spectralclip._models import ExampleInputs, FoundLayer, is_sharded_tensor
+from spectralclip._models import ExampleInputs, FoundLayer, is_sharded_tensor, spread_and_gain
 from spectralclip._operators import plain_numerics
 from spectralclip._training.allocation import EVERY, Allocation
+from spectralclip._training.distributed.sharing import held_of
 from spectralclip._training.distributed.training import sharing_of
 from spectralclip._training.method import Method, MethodState, name_non_finite, warn
 from spectralclip._training.norm_estimate import NormEstimate
@@ -26,7 +27,6 @@ from spectralclip._training.report import (
     TrainingReport,
     bound_by_rules,
     foreseen_spread,
-    spread_and_gain,
 )
 from spectralclip._training.state import load_whole, require_state
 
@@ -195,7 +195,7 @@ class Attachment:
             return None
         bounds = self._bounds_at(0)
         known = {name: norm for name, norm in norms.items() if norm > 0 and own[name]}
-        scales = {id(own[name][0]): bounds[name] / norm for name, norm in known.items()}
+        scales = [(id(own[name][0]), bounds[name] / norm) for name, norm in known.items()]
         return foreseen_spread(self._model, self._example_inputs, scales)
 
     def state_dict(self) -> dict[str, Any]:
@@ -235,9 +235,7 @@ class Attachment:
         }
 
     @plain_numerics()
-    def finalize(
-        self, *, certify: bool | Literal["deterministic"] = False, tol: float = 1e-3
-    ) -> dict[str, ClipResult]:
+    def finalize(self, *, certify: Certify = False, tol: float = 1e-3) -> dict[str, ClipResult]:
         """End the method with a full `clip_` of each layer that it kept, and remove it.
 
         Layers that are `uncovered` stay as they are. With `max_lipschitz`, the layers' bounds are
@@ -276,7 +274,12 @@ class Attachment:
             self._network_bound = self._allocation.end(clip, moving, certify=bool(certify))
             self._bounds = dict(self._allocation.bounds)
         self.remove()
-        self._take_norms({name: (r.norm_after, True, self.steps) for name, r in results.items()})
+        self._take_norms(
+            {
+                name: NormEstimate(result.norm_after, is_checked=True, step=self.steps)
+                for name, result in results.items()
+            }
+        )
         return results
 
     @plain_numerics()
@@ -336,7 +339,7 @@ class Attachment:
         mine = {name: bounds[name] for name in names if name in self._sharing.mine()}
         self._worked |= dict.fromkeys(mine, step)
 
-        def work() -> dict[str, tuple[float, bool, int]]:
+        def work() -> dict[str, NormEstimate]:
             running.after_step(step, mine)
             return {} if self._sharing.is_alone else self._known(running, mine)
 
@@ -344,7 +347,7 @@ class Attachment:
         weights = [weight for name in names for weight in own[name]]
         versions = [weight._version for weight in weights]
         due = names if self._pressure.is_due(step) else ()
-        watched = {name: own[name] for name in due if self._is_watched(own[name])}
+        watched = {n: held_of(self.found[n]) for n in due if self._is_watched(own[n])}
         self._pressure.before(watched)
         found = self._sharing.carry_out(work, f"step {step}")
         self._pressure.after(step, watched)
@@ -355,16 +358,15 @@ class Attachment:
             allocation.look(self.norms(), self.pressures())
             self._bounds = dict(allocation.bounds)
 
-    def _known(
-        self, running: MethodState, names: Iterable[str]
-    ) -> dict[str, tuple[float, bool, int]]:
-        """The norms that a method knows of some layers, whether checked, and after which step."""
+    def _known(self, running: MethodState, names: Iterable[str]) -> dict[str, NormEstimate]:
+        """The norms that a method knows of some layers."""
         norms, checked = running.norms(), running.checked()
-        return {
-            name: (float(norms[name]), name in checked, checked.get(name, self._worked[name]))
-            for name in names
-            if name in norms
-        }
+        found = {}
+        for name in names:
+            if name in norms:
+                step = checked.get(name, self._worked[name])
+                found[name] = NormEstimate(norms[name], is_checked=name in checked, step=step)
+        return found
 
     @plain_numerics()
     def _read_norms(self) -> None:
@@ -372,11 +374,8 @@ class Attachment:
         if self._state is not None and self._sharing.is_alone:
             self._take_norms(self._known(self._state, self._worked))
 
-    def _take_norms(self, found: Mapping[str, tuple[float, bool, int]]) -> None:
-        self._norms |= {
-            name: NormEstimate(value, is_checked=is_checked, step=at)
-            for name, (value, is_checked, at) in found.items()
-        }
+    def _take_norms(self, found: Mapping[str, NormEstimate]) -> None:
+        self._norms |= found
         self._norms = {name: self._norms[name] for name in self.found if name in self._norms}
 
     def _after_optimizer(

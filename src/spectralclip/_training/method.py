@@ -7,15 +7,16 @@ import warnings
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from spectralclip._models import FoundLayer
-from spectralclip._operators import AffineFunction, LinearOperator
+from spectralclip._linalg import testable
+from spectralclip._models import Compose, FoundLayer
+from spectralclip._operators import AffineFunction, LinearOperator, Rows, operator_at
 from spectralclip._training.distributed.sharing import Sharing
-from spectralclip._training.live import live_operator
+from spectralclip._training.promise import Promise
 from spectralclip._training.settings import NamedSettings
 
 
@@ -83,7 +84,7 @@ class MethodState(ABC):
         if name not in self._functions:
             shapes = layer.in_shapes
             self._functions[name] = [AffineFunction(layer.modules, shape) for shape in shapes]
-        return [live_operator(one) for one in self._functions[name]]
+        return [operator_at(one) for one in self._functions[name]]
 
     def generator(self, *origin: object) -> torch.Generator:
         """A source of random numbers that depends on the seed and on what is given here alone.
@@ -123,10 +124,15 @@ class Method(NamedSettings, ABC):
     `start` is all that has to be written; the other answers have defaults.
     """
 
+    promises = tuple[Promise, ...]()  # what it can be held to
+
     @property
-    def composes(self) -> bool:
-        """Whether a convolution and the following batch norm count as one layer."""
-        return False
+    def compose(self) -> Compose | Literal["heads"]:
+        """Which layers it holds as one, in the words of `find_layers`; by default each alone.
+
+        With "heads", the products of attention heads in place of their projections.
+        """
+        return "none"
 
     @property
     def reparametrizes(self) -> bool:
@@ -144,8 +150,11 @@ class Method(NamedSettings, ABC):
         return not self.reparametrizes
 
     def takes(self, layer: FoundLayer) -> bool:
-        """Whether it is for this layer; by default for all but batch norms and embeddings."""
-        others = (nn.modules.batchnorm._BatchNorm, nn.Embedding, nn.EmbeddingBag)
+        """Whether it is for this layer; by default not for batch norms, embeddings and `Rows`.
+
+        What scales or replaces a parameter would do so to all of its rows.
+        """
+        others = (nn.modules.batchnorm._BatchNorm, nn.Embedding, nn.EmbeddingBag, Rows)
         return not isinstance(layer.modules[0], others)
 
     def for_network(self) -> Method:
@@ -178,7 +187,7 @@ def name_non_finite(method: Method, layers: Mapping[str, FoundLayer], error: Val
     for name, layer in layers.items():
         for module in layer.modules:
             for own, tensor in (*module.named_parameters(), *module.named_buffers()):
-                if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                if tensor.is_floating_point() and not bool(torch.isfinite(testable(tensor)).all()):
                     raise ValueError(
                         f"{type(method).__name__} cannot start on layer {name!r}: its {own!r} "
                         "holds NaN or infinite values. Restore finite ones, or leave the layer "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor, optim
@@ -36,6 +36,72 @@ class Momentum:
     buffer: Tensor
     squares: Tensor | None = None
     eps: float = 0.0
+
+    def within(self, part: Part | None) -> Momentum:
+        """That of a part of the parameter, as views; None for all of it."""
+        if part is None:
+            return self
+        squares = None if self.squares is None else part.of(self.squares)
+        return Momentum(part.of(self.buffer), squares, self.eps)
+
+
+class Part(NamedTuple):
+    """Which part of a parameter a view of it is: its geometry, relative to the parameter's."""
+
+    shape: torch.Size
+    strides: tuple[int, ...]
+    start: int
+    whole_strides: tuple[int, ...]
+
+    def of(self, whole: Tensor) -> Tensor:
+        """The same part of a tensor like the parameter, as a view."""
+        if whole.stride() != self.whole_strides:
+            raise ValueError(
+                f"An optimizer's state has strides {whole.stride()}, where its parameter has "
+                f"{self.whole_strides}: a part of it cannot be found. Use "
+                "SpectralClip(project_momentum=False)."
+            )
+        return whole.as_strided(self.shape, self.strides, whole.storage_offset() + self.start)
+
+
+def whole_and_part(weight: Tensor) -> tuple[Tensor, Part | None]:
+    """The parameter that a weight is; or of which it is a view, and of which part."""
+    whole = weight._base
+    if whole is None:
+        return weight, None
+    start = int(weight.storage_offset() - whole.storage_offset())
+    return whole, Part(weight.shape, weight.stride(), start, whole.stride())
+
+
+def project_outward_(
+    momenta: Sequence[Sequence[Momentum]], directions: Sequence[Sequence[Tensor]]
+) -> None:
+    """Write to the buffers what `without_outward` finds.
+
+    On a CPU one by one, in place: there calls are cheap, and new memory as large as all weights
+    together is not (ResNet-18 of width 64: 30 ms in place of 106).
+    """
+    each = [momentum for own in momenta for momentum in own]
+    inward = [direction for own in directions for direction in own]
+    if any(not _is_on_host(m, d) for m, d in zip(each, inward, strict=True)):
+        buffers = [momentum.buffer for momentum in each]
+        torch._foreach_copy_(buffers, without_outward(momenta, directions))
+        return
+    for momentum, direction in zip(each, inward, strict=True):
+        along = pushing = direction
+        if momentum.squares is not None:
+            root = momentum.squares.sqrt().add_(momentum.eps + TINY)
+            along, pushing = direction * root, direction / root
+        push = torch.dot(pushing.flatten(), momentum.buffer.flatten())
+        size = torch.dot(direction.flatten(), direction.flatten()).clamp_min_(TINY)
+        share = push.neg_().div_(size).relu_().nan_to_num_(0.0, 0.0, 0.0)
+        momentum.buffer.addcmul_(along, share)
+
+
+def _is_on_host(momentum: Momentum, direction: Tensor) -> bool:
+    buffer = momentum.buffer
+    in_full = direction.dtype == buffer.dtype and buffer.dtype in (torch.float32, torch.float64)
+    return buffer.device.type == "cpu" and in_full
 
 
 def without_outward(

@@ -8,22 +8,14 @@ from typing import Any, Literal, final
 
 from torch import nn
 
-from spectralclip._training.method import Method
-
-
-def everything(module: nn.Module) -> bool:
-    """Every layer that the method takes."""
-    return True
-
 
 @final
 @dataclass(frozen=True)
 class Promise:
     """What a method promises of the layers that it takes, so that it can be held to it.
 
-    A class states them as `promises: ClassVar[tuple[Promise, ...]]`, one for each of its settings
-    that promises something. Each is about layers that training hardly moves, and weights as
-    `remove()` leaves them.
+    A method states them as its `promises`, one for each of its settings that promises something.
+    Each is about layers that training hardly moves, and weights as `remove()` leaves them.
 
     Attributes:
         of: Whose norm stays within the bound: "norm", that of the layer as a linear map, as the
@@ -31,7 +23,7 @@ class Promise:
             for each output channel.
         margin: By which part of the bound it may be above.
         steps: After how many steps it is there.
-        covers: For which modules, of those that the method takes.
+        covers: For which modules, of those that the method takes; by default for all.
         settings: With which settings of the method, where its defaults do not get there.
 
     Example:
@@ -45,10 +37,5 @@ class Promise:
     of: Literal["norm", "kernel"] = "norm"
     margin: float = 1e-3
     steps: int = 1
-    covers: Callable[[nn.Module], bool] = everything
+    covers: Callable[[nn.Module], bool] = lambda module: True
     settings: Mapping[str, Any] = field(default_factory=dict)
-
-
-def promises_of(method: Method | type[Method]) -> tuple[Promise, ...]:
-    """What a method promises; nothing where it does not say so."""
-    return tuple(getattr(method, "promises", ()))

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_map_only
 
 from spectralclip._lipschitz import NetworkRules, UnboundedNetworkError
 from spectralclip._models import (
+    NORMAL_INPUTS,
     ExampleInputs,
     FoundLayer,
-    call_arguments,
-    in_evaluation,
+    moments,
+    normal_inputs,
     tensors_in,
 )
 
-# Random inputs, by which a network is judged before it has seen any: so many of them.
-_INPUTS = 16
 # Scores that differ by less leave a loss without a gradient to speak of. With all layers at 1 and
 # standard normal inputs, a ResNet-18 without batch norm, which stays at chance, has 0.002; a
 # network of three convolutions, which learns, has 0.011; with batch norm a ResNet-18 has 0.15.
@@ -90,26 +87,6 @@ def _shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
-def spread_and_gain(model: nn.Module, inputs: ExampleInputs) -> tuple[float, float]:
-    """How much the outputs of a model differ over a batch, and how much of its inputs' spread.
-
-    Raises:
-        ValueError: There are fewer than two inputs.
-    """
-    args, kwargs = call_arguments(model, inputs)
-    given = [tensor for tensor in tensors_in((args, kwargs)) if tensor.is_floating_point()]
-    if any(tensor.ndim == 0 or len(tensor) < 2 for tensor in given):
-        raise ValueError("inputs must be a batch of two or more: scores are compared over it.")
-    with torch.no_grad(), in_evaluation(model):
-        made = [tensor for tensor in tensors_in(model(*args, **kwargs)) if tensor.ndim]
-    scores = [tensor for tensor in made if tensor.is_floating_point()]
-    if not scores:
-        raise ValueError(
-            "The model returns no floating-point tensor: there are no scores to compare."
-        )
-    return _moments(given, scores)
-
-
 def bound_by_rules(
     model: nn.Module,
     example_inputs: ExampleInputs,
@@ -124,28 +101,21 @@ def bound_by_rules(
 
 
 def foreseen_spread(
-    model: nn.Module, example_inputs: ExampleInputs, scales: Mapping[int, float]
+    model: nn.Module, example_inputs: ExampleInputs, scales: Sequence[tuple[int, float]]
 ) -> float | None:
     """How much scores will differ, judged by standard normal inputs of the example's shape.
 
     The model runs in the mode that it is in, with some parameters scaled down, by their identity,
-    and is left as it was.
+    and is left as it was. Of one that several layers have rows of, the largest scale counts.
 
     Returns:
         The spread; None where the model does not run on such inputs.
     """
-    generator = torch.Generator("cpu").manual_seed(0)
-
-    def drawn(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        shape = (_INPUTS, *tensor.shape[1:])
-        return torch.randn(shape, generator=generator).to(tensor.device, tensor.dtype)
-
-    args, kwargs = tree_map_only(Tensor, drawn, call_arguments(model, example_inputs))
+    args, kwargs = normal_inputs(model, example_inputs)
     given = [tensor for tensor in tensors_in((args, kwargs)) if tensor.is_floating_point()]
+    largest = {key: scale for key, scale in sorted(scales, key=lambda pair: pair[1])}
     own = {
-        name: parameter.detach() * min(1.0, scales.get(id(parameter), 1.0))
+        name: parameter.detach() * min(1.0, largest.get(id(parameter), 1.0))
         for name, parameter in model.named_parameters()
     }
     own |= {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -158,16 +128,6 @@ def foreseen_spread(
         except Exception:  # whatever a model does not like about random inputs
             return None
     made = [tensor for tensor in tensors_in(output) if tensor.is_floating_point()]
-    if not (given and made) or not all(t.shape[:1] == (_INPUTS,) for t in (*given, *made)):
+    if not (given and made) or not all(t.shape[:1] == (NORMAL_INPUTS,) for t in (*given, *made)):
         return None
-    return _moments(given, made)[0]
-
-
-def _moments(given: Sequence[Tensor], made: Sequence[Tensor]) -> tuple[float, float]:
-    """The spread of what was made, and its share of that of what was given."""
-    variances, own = (
-        torch.cat([tensor.float().flatten(1).var(0) for tensor in tensors or [torch.zeros(2, 1)]])
-        for tensors in (made, given)
-    )
-    gain = (variances.sum() / own.sum()).sqrt() if bool(own.sum() > 0) else torch.tensor(math.nan)
-    return float(variances.mean().sqrt()), float(gain)
+    return moments(given, made)[0]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, final
+from typing import Any, Literal, final
 
 from torch import nn
 
-from spectralclip._models import FoundLayer
+from spectralclip._models import Compose, FoundLayer, check_compose
 from spectralclip._training.distributed.sharing import Sharing
 from spectralclip._training.engine.check import Checks
 from spectralclip._training.engine.constrained_layer import BatchNorm
@@ -45,10 +45,13 @@ class SpectralClip(Method):
     Bounding layers one by one leaves batch norms free to amplify. With `compose="conv_bn"` it is
     the convolution together with the following batch norm that is bounded, at the running
     statistics of the moment; there the batch norm's factor moves, since any other change would
-    be undone by the normalization.
+    be undone by the normalization. With `compose="heads"` it is the two products of each attention
+    head that are bounded, `<layer>[n].logit` and `<layer>[n].value`: both factors of a product give
+    way by the same share along each of its singular pairs.
 
     *Domain.* Every affine layer with weights, and with `compose="conv_bn"` their compositions with
-    batch norm; batch norms alone with `batch_norm=True`. Embeddings are left alone.
+    batch norm; batch norms alone with `batch_norm=True`. Heads as `attention_heads` finds them,
+    where queries and keys are not rotated. Embeddings are left alone.
 
     *Promise.* Of layers that training moves slowly, the true norm is at most 1.01 times the bound;
     `finalize(certify=True)` ends with a proven bound. On small images, a zero-padded layer may be
@@ -63,7 +66,8 @@ class SpectralClip(Method):
     Attributes:
         headroom: The target is `(1 - headroom) * max_norm`, and lower while a layer grows fast.
         compose: "conv_bn" to bound dense layers and convolutions together with the following
-            batch norm; None to bound them alone.
+            batch norm; "heads" to bound the products of attention heads in place of their
+            projections; "none" to bound all layers alone.
         batch_norm: Bound the norm of batch norms as well, where they are layers of their own.
         project_momentum: Take out of the momentum what would push the layer out again, where it
             is known how the optimizer's steps follow from it.
@@ -89,13 +93,13 @@ class SpectralClip(Method):
         True
     """
 
-    promises: ClassVar[tuple[Promise, ...]] = (
+    promises = (
         Promise(margin=0.01, steps=30),
         Promise(margin=0.01, steps=30, settings={"compose": "conv_bn"}),
     )
 
     headroom: float = 0.01
-    compose: Literal["conv_bn"] | None = None
+    compose: Compose | Literal["heads"] = "none"
     batch_norm: bool = False
     project_momentum: bool = True
     check_every: int = 200
@@ -106,17 +110,11 @@ class SpectralClip(Method):
         """Refuse settings that make no sense."""
         if not 0 <= self.headroom < 0.5:
             raise ValueError(f"headroom must be at least 0 and below 0.5, got {self.headroom!r}.")
-        if self.compose not in (None, "conv_bn"):
-            raise ValueError(f'compose must be "conv_bn" or None, got {self.compose!r}.')
+        check_compose(self.compose, ("none", "conv_bn", "heads"))
         if self.check_every < 0:
             raise ValueError(f"check_every must not be negative, got {self.check_every!r}.")
         if self.vectors is not None and self.vectors < 1:
             raise ValueError(f"vectors must be at least 1, or None, got {self.vectors!r}.")
-
-    @property
-    def composes(self) -> bool:
-        """Whether a convolution and the following batch norm count as one layer."""
-        return self.compose is not None
 
     def takes(self, layer: FoundLayer) -> bool:
         """All layers but embeddings, and batch norms only if asked for."""
@@ -170,7 +168,7 @@ class _Following(MethodState):
         if due:
             estimates = self._engine.estimates()
             for name in due:
-                norm = self._checks.measure(name, step)
+                norm = self._checks.measure(name, step, self.operators)
                 self._checks.compare(name, estimates[name])
                 self._engine.correct(name, norm, estimates[name], bounds[name])
 

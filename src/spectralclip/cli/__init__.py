@@ -1,4 +1,4 @@
-"""The command line: `spectralclip audit | clip | compare | demo`."""
+"""The command line: `spectralclip audit | clip | compare | conformance | demo`."""
 
 from spectralclip.cli._app import app, main
 

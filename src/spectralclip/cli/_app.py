@@ -1,4 +1,4 @@
-"""The command line: `spectralclip audit | clip | compare | demo`.
+"""The command line: `spectralclip audit | clip | compare | adapters | conformance | demo`.
 
 Everything that a command does is in the library; here are its options, its exit codes, and the
 one line that it says when something is wrong.
@@ -20,8 +20,8 @@ from typer.core import TyperGroup
 from spectralclip._audit import audit as audit_model
 from spectralclip._audit import compare_estimates, estimates_sheet
 from spectralclip._common import FINE, INTERRUPTED, Terminated, guarded
+from spectralclip.cli import _adapters, _output, _steps, _weights_file
 from spectralclip.cli import _options as options
-from spectralclip.cli import _output, _steps, _weights_file
 from spectralclip.cli._clip_file import clip_checkpoint_, require_output
 from spectralclip.cli._limits import FailOn, verdict
 from spectralclip.cli._model_source import file_of
@@ -148,18 +148,16 @@ def clip(
     compose: Annotated[
         options.Compose,
         typer.Option(
-            help="Bound a layer together with the following batch norm (norms), all layers that "
+            help="Bound a layer together with the following batch norm (conv_bn), all layers that "
             "directly follow each other (chains), or each by itself (none)."
         ),
-    ] = options.Compose.norms,
+    ] = options.Compose.conv_bn,
     tol: Annotated[float, typer.Option(help="Relative accuracy of the norm reached.")] = 1e-3,
     exact: Annotated[bool, typer.Option("--exact", help="The nearest weights, slower.")] = False,
     certify: Annotated[
         options.Certify, typer.Option(help="Prove the norm reached, by such a bound.")
     ] = options.Certify.no,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the output file if there is one.")
-    ] = False,
+    overwrite: options.Overwrite = False,
     settings: options.Settings = None,
     allow_partial: options.Partial = False,
     trust: options.Trust = False,
@@ -181,7 +179,7 @@ def clip(
         fit,
         max_norm,
         layers=layers or (),
-        compose=options.COMPOSE[compose],
+        compose=compose.value,
         tol=tol,
         exact=exact,
         certify=options.CERTIFY[certify],
@@ -210,6 +208,93 @@ def compare(
     _steps.require_outputs(html, json, (before, after))
     first, second = (_steps.read_audit(path, limit) for path in (before, after))
     _steps.write_result(first.compare(second), html, json)
+
+
+@app.command(epilog=options.ADAPTERS_EXAMPLES)
+def adapters(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="ADAPTER...", help="Files of adapters, or folders of peft."),
+    ],
+    base: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Weights that they are added to; may be repeated."),
+    ] = None,
+    json: options.Json = None,
+    max_norm: Annotated[
+        float | None,
+        typer.Option(metavar="NORM", help="Clip the updates to this norm; needs --out."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--out", "--output", "-o", metavar="FILE", help="Where to write them."),
+    ] = None,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIDES",
+            help="Of the images that convolutions get, as 32,32: norms are those of the "
+            "convolutions then, and of their reshaped kernels without it.",
+        ),
+    ] = None,
+    alpha: Annotated[
+        float | None,
+        typer.Option(help="For files that do not tell theirs: the scale is alpha / rank."),
+    ] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="Leading directions to compare.")] = 8,
+    overwrite: options.Overwrite = False,
+    limit: options.LargestFile = None,
+) -> None:
+    """Norms of LoRA-like adapters, beside their base and each other; clip them if asked."""
+    _adapters.run(
+        files,
+        base or [],
+        json=json,
+        max_norm=max_norm,
+        output=output,
+        size=size,
+        alpha=alpha,
+        k=k,
+        overwrite=overwrite,
+        limit=limit,
+    )
+
+
+@app.command(epilog=options.CONFORMANCE_EXAMPLES)
+def conformance(
+    estimate: Annotated[
+        str,
+        typer.Argument(
+            metavar="FUNCTION",
+            help="module.path:function or file.py:function, called with a torch module and the "
+            "shape of one input. It returns a number, or the two ends of an interval.",
+        ),
+    ],
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KIND", help="Only layers of this kind or name; may be repeated."),
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what it said of each layer.")
+    ] = None,
+    tol: Annotated[float, typer.Option(help="Relative tolerance of a right answer.")] = 1e-3,
+    require: Annotated[
+        options.Require | None,
+        typer.Option(
+            help="End with exit code 1 unless every answer is right, an upper or a lower bound."
+        ),
+    ] = None,
+    suite: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Another suite than the one of this package."),
+    ] = None,
+    seed: options.Seed = 0,
+) -> None:
+    """Hold a function that estimates spectral norms against 200 layers with certified norms."""
+    from spectralclip.cli._conformance import hold_against_suite
+
+    if not hold_against_suite(estimate, only or (), json, tol, require, suite, seed):
+        raise typer.Exit(options.ABOVE)
 
 
 @app.command(epilog=options.DEMO_EXAMPLES)

@@ -44,7 +44,7 @@ def clip_checkpoint_(
     max_norm: float,
     *,
     layers: Sequence[str] = (),
-    compose: Compose = True,
+    compose: Compose = "conv_bn",
     **options: Any,
 ) -> dict[str, ClipResult]:
     """Clip the layers whose weights are in the checkpoint, in the model and in the checkpoint."""
@@ -60,7 +60,7 @@ def clip_checkpoint_(
     stored = _stored_parameters(model, fit)
 
     def bound(name: str, layer: FoundLayer) -> float | None:
-        there = any(id(p) in stored for module in layer.modules for p in module.parameters())
+        there = any(id(parameter) in stored for parameter in layer.parameters())
         return max_norm if name in chosen and there else None
 
     results = clip_found_layers_(found, layer_targets(found, bound), progress=True, **options)

@@ -56,7 +56,16 @@ def load(
         return _transformers(rest, options, has_weights, limit or LARGEST_WEIGHTS)
     if not kind or not name:
         raise Problem(f"MODEL {text!r}: expected {FORMS}.")
-    return Source(_made(text, _attribute(_module(kind, text), name, text), options))
+    return Source(_made(text, find_object(text), options))
+
+
+def find_object(text: str, what: str = "MODEL") -> Any:
+    """What `module.path:name` or `file.py:name` names; errors call the argument `what`."""
+    place, _, name = text.rpartition(":")
+    if not place or not name:
+        raise Problem(f"{what} {text!r}: expected module.path:name or file.py:name.")
+    said = f"{what} {text!r}"
+    return _attribute(_module(place, said), name, said, place)
 
 
 def file_of(text: str) -> Path | None:
@@ -70,7 +79,7 @@ def file_of(text: str) -> Path | None:
 # --- A factory of the user's -----------------------------------------------------------------
 
 
-def _module(name: str, text: str) -> ModuleType:
+def _module(name: str, said: str) -> ModuleType:
     """Import a module by its path or by its name, from the current folder too."""
     try:
         if name.endswith(".py"):
@@ -80,7 +89,7 @@ def _module(name: str, text: str) -> ModuleType:
     except Problem:
         raise
     except (Exception, SystemExit) as error:
-        raise Problem(f"MODEL {text!r}: cannot import {name}: {_why(error, name)}.") from error
+        raise Problem(f"{said}: cannot import {name}: {_why(error, name)}.") from error
 
 
 def _why(error: BaseException, name: str) -> str:
@@ -113,7 +122,7 @@ def _look_in(folder: Path) -> None:
         sys.path.insert(0, str(folder))
 
 
-def _attribute(module: ModuleType, name: str, text: str) -> Any:
+def _attribute(module: ModuleType, name: str, said: str, place: str) -> Any:
     found: Any = module
     for part in name.split("."):
         try:
@@ -121,7 +130,7 @@ def _attribute(module: ModuleType, name: str, text: str) -> Any:
         except AttributeError as error:
             have = [key for key in vars(module) if not key.startswith("_")]
             raise Problem(
-                f"MODEL {text!r}: there is no {part!r} in {text.rpartition(':')[0]}; it has "
+                f"{said}: there is no {part!r} in {place}; it has "
                 f"{', '.join(sorted(have)[:8]) or 'nothing public'}."
             ) from error
     return found

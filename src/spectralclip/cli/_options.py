@@ -19,10 +19,10 @@ from spectralclip.cli._output import say
 ABOVE = 1  # beside the exit codes that all commands have
 
 EXIT_CODES = """
-Exit codes: 0 fine; 1 not all that --fail-above looks at is certified to be within, and reports
-have been written; 2 bad input or usage, with one line that begins with "error:", and nothing
-written; 130 stopped by Ctrl-C; 141 nobody reads the output any more; 143 terminated. No file is
-ever written by half.
+Exit codes: 0 fine; 1 not all that --fail-above looks at is certified to be within, or not all that
+--require asks for holds, and reports have been written; 2 bad input or usage, with one line that
+begins with "error:", and nothing written; 130 stopped by Ctrl-C; 141 nobody reads the output any
+more; 143 terminated. No file is ever written by half.
 """
 
 AUDIT_EXAMPLES = f"""\b
@@ -47,6 +47,20 @@ Example:
   spectralclip compare before.json after.json --html change.html
 
 {EXIT_CODES}"""
+ADAPTERS_EXAMPLES = f"""\b
+Examples:
+  spectralclip adapters style.safetensors subject.safetensors --base model.safetensors
+  spectralclip adapters lora-folder --max-norm 2 --out clipped.safetensors
+  spectralclip adapters style.safetensors --size 32,32 --json -
+
+{EXIT_CODES}"""
+CONFORMANCE_EXAMPLES = f"""\b
+Examples:
+  spectralclip conformance mypackage.norms:my_estimate
+  spectralclip conformance norms.py:my_estimate --only trained --only 'conv2d-*' --json out.json
+  spectralclip conformance spectralclip:norm_bounds --require right
+
+{EXIT_CODES}"""
 DEMO_EXAMPLES = f"""\b
 Example:
   spectralclip demo --output reports
@@ -57,9 +71,17 @@ Example:
 class Compose(str, Enum):
     """Which layers `clip` bounds together."""
 
-    norms = "norms"
+    conv_bn = "conv_bn"
     chains = "chains"
     none = "none"
+
+
+class Require(str, Enum):
+    """What `conformance` asks of every answer."""
+
+    RIGHT = "right"
+    UPPER = "upper"
+    LOWER = "lower"
 
 
 class Certify(str, Enum):
@@ -70,11 +92,6 @@ class Certify(str, Enum):
     deterministic = "deterministic"
 
 
-COMPOSE: dict[Compose, bool | Literal["chains"]] = {
-    Compose.norms: True,
-    Compose.chains: "chains",
-    Compose.none: False,
-}
 CERTIFY: dict[Certify, bool | Literal["deterministic"]] = {
     Certify.no: False,
     Certify.probabilistic: True,
@@ -141,6 +158,9 @@ LargestFile = Annotated[
 ]
 Seed = Annotated[
     int, typer.Option(min=-(2**63), max=2**63 - 1, help="Of random inputs, weights and starts.")
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the output file if there is one.")
 ]
 Device = Annotated[str | None, typer.Option(help="Where to compute, such as cuda.")]
 Json = Annotated[

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, final
 
-from rich.console import Console
-
 from spectralclip._audit import Audit, AuditComparison, Column, Sheet, plain_table, rich_table
 from spectralclip._clipping import ClipResult
 from spectralclip._common import note as note
 from spectralclip._common import shown_name
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 CLIP_COLUMNS = (
@@ -29,14 +28,6 @@ CLIP_COLUMNS = (
 @final
 class BrokenPipe(Exception):
     """Whoever was reading has gone away, as `head` does."""
-
-
-@final
-class _Console(Console):
-    """A console that leaves the exit code to us when nobody reads any more."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipe
 
 
 def show(result: Audit | AuditComparison) -> None:
@@ -61,9 +52,21 @@ def show_sheet(sheet: Sheet) -> None:
 def _print(rich: Callable[[], Table], plain: Callable[[], str]) -> None:
     """A table as wide as the terminal, or plain text that nothing cuts short."""
     if sys.stdout.isatty():
-        _Console().print(rich())
+        _console().print(rich())
     else:
         say(plain())
+
+
+def _console() -> Console:
+    """A console that leaves the exit code to us when nobody reads any more."""
+    from rich.console import Console  # only terminals need it, and it is large
+
+    @final
+    class OurConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipe
+
+    return OurConsole()
 
 
 def say(text: str) -> None:

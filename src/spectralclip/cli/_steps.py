@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from spectralclip._audit import Audit, AuditComparison
 from spectralclip._common import explained, require_writable, write_texts
+from spectralclip._linalg import testable
 from spectralclip._models import in_evaluation, tensors_in, unwrapped
 from spectralclip.cli import _output, _weights_file
 from spectralclip.cli._example_inputs import SYNTAX, example_inputs, parse_input
@@ -134,9 +135,9 @@ def _not_finite(model: nn.Module) -> Iterator[str]:
             continue
         if not (tensor.is_floating_point() or tensor.is_complex()):
             continue
-        wide = tensor.detach().float() if tensor.element_size() < 2 else tensor.detach()
         # Masks, which are buffers, rightly hold infinities.
-        wrong = ~torch.isfinite(wide) if name in parameters else torch.isnan(wide)
+        numbers = testable(tensor)
+        wrong = ~torch.isfinite(numbers) if name in parameters else torch.isnan(numbers)
         if bool(wrong.any()):
             yield name
 

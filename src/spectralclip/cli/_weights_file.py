@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from spectralclip._common import replacing
+from spectralclip._common import TensorFile, packed, replacing
 from spectralclip._models import unwrapped
 from spectralclip.cli._input_files import LARGEST_WEIGHTS, open_regular, require_unpacked_size
 from spectralclip.cli._pickled import wanted_globals
@@ -85,17 +85,21 @@ def read(path: Path, limit: float = LARGEST_WEIGHTS) -> Checkpoint:
 
 
 def _read_safetensors(path: Path) -> Checkpoint:
+    file = open_tensors(path)
     try:
-        from safetensors import safe_open
-    except ImportError as error:
-        raise Problem(f"{path} needs the package safetensors: pip install safetensors") from error
-    try:
-        with safe_open(path, framework="pt") as file:
-            content = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            metadata = file.metadata()
+        return Checkpoint(path, dict(file), metadata=file.metadata)
     except Exception as error:  # of types that torch or the package does not know, for example
         raise _damaged(path, "safetensors file", error) from error
-    return Checkpoint(path, content, metadata=metadata)
+
+
+def open_tensors(path: Path) -> TensorFile:
+    """A safetensors file whose tensors are read one by one, when they are asked for."""
+    try:
+        return TensorFile(path)
+    except ImportError as error:
+        raise Problem(str(error)) from error
+    except Exception as error:
+        raise _damaged(path, "safetensors file", error) from error
 
 
 def _read_pickled(path: Path, file: BinaryIO) -> Checkpoint:
@@ -256,9 +260,7 @@ def write(checkpoint: Checkpoint, path: str | os.PathLike[str]) -> None:
     """Write a checkpoint in the format it was read from, whole or not at all."""
     with replacing(path) as file:
         if checkpoint.path.suffix == ".safetensors":
-            from safetensors.torch import save
-
-            file.write(save(checkpoint.content, checkpoint.metadata))
+            file.write(packed(checkpoint.content, checkpoint.metadata))
             return
         try:
             torch.save(checkpoint.content, file)

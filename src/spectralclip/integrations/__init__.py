@@ -1,11 +1,20 @@
-"""Spectral norms under control in other people's training loops.
+"""Spectral norms under control in other people's training loops, and in their dashboards.
 
-Each module needs the package of its name, and nothing here is imported by `spectralclip` itself:
+Nothing here is imported by `spectralclip` itself. Trainers, each of which needs its package:
 
 - `spectralclip.integrations.lightning`: a callback for Lightning's Trainer.
 - `spectralclip.integrations.transformers`: a callback for the Trainer of `transformers`.
 - `spectralclip.integrations.accelerate`: `attach_accelerated`, for loops written with Accelerate.
-- `spectralclip.integrations.tensorboard`: norms as curves and histograms.
+
+Dashboards, to each of which `NormLogger` writes the same numbers under the same names:
+
+- `spectralclip.integrations.csv`: lines of a text file.
+- `spectralclip.integrations.tensorboard`: curves and histograms.
+- `spectralclip.integrations.wandb`: a run of Weights & Biases.
+- `spectralclip.integrations.accelerate`: the trackers of an Accelerator.
 """
 
 from spectralclip.integrations._callback import NormCallback as NormCallback
+from spectralclip.integrations._dashboard import NormLogger as NormLogger
+from spectralclip.integrations._dashboard import NormRecord as NormRecord
+from spectralclip.integrations._dashboard import NormWriter as NormWriter

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from spectralclip._clipping import ClipResult, Targets
+from spectralclip._clipping import Certify, ClipResult, Targets
 from spectralclip._models import ExampleInputs, Pairs
 from spectralclip._training import Attachment, Method, Schedule, SpectralClip, attach
-
-Certify: TypeAlias = bool | Literal["deterministic"]
+from spectralclip.integrations._dashboard import record_of
 
 
 class NormCallback:
@@ -35,8 +34,8 @@ class NormCallback:
         finalize: End the training with a full `clip_` of each layer. Checkpoints that have been
             written before have the weights of before.
         certify: As for `Attachment.finalize`.
-        log: Log the norms as `spectral_norm/<layer>`, and the pressures on the layers as
-            `spectral_pressure/<layer>`.
+        log: Log norms, bounds and pressures, by the names of `NormRecord.scalars`.
+        log_inputs: A batch for `Attachment.report`: log the network's bound, spread and gain too.
 
     Attributes:
         attachment: What is at work during training, and None at other times.
@@ -63,6 +62,7 @@ class NormCallback:
         finalize: bool = False,
         certify: Certify = False,
         log: bool = True,
+        log_inputs: ExampleInputs | None = None,
     ) -> None:
         """Take note of the settings; the method is attached when training starts."""
         super().__init__()
@@ -73,7 +73,8 @@ class NormCallback:
             raise ValueError(
                 f"certify={certify!r} is about how layers are finalized: pass finalize=True too."
             )
-        self._method, self._example_inputs, self._log = method, example_inputs, log
+        self._method, self._example_inputs = method, example_inputs
+        self._log, self._log_inputs = log, log_inputs
         self._settings: dict[str, Any] = {
             "max_norm": max_norm,
             "max_lipschitz": max_lipschitz,
@@ -113,9 +114,9 @@ class NormCallback:
         self._detach()
 
     def _logged(self) -> dict[str, float]:
-        norms = {f"spectral_norm/{name}": norm for name, norm in self.norms().items()}
-        known = {} if self.attachment is None else self.attachment.pressures()
-        return {**norms, **{f"spectral_pressure/{name}": one for name, one in known.items()}}
+        if self.attachment is None:
+            return {}
+        return record_of(self.attachment, inputs=self._log_inputs).scalars()
 
     def _start(
         self,
@@ -136,7 +137,10 @@ class NormCallback:
             )
         self.remove()  # what a run that broke off has left behind
         self._latest = {}
-        inputs = moved(convert(inputs), next((p.device for p in model.parameters()), None))
+        device = next((p.device for p in model.parameters()), None)
+        inputs = moved(convert(inputs), device)
+        if self._log_inputs is not None:
+            self._log_inputs = moved(convert(self._log_inputs), device)
         self.attachment = attach(model, optimizers, inputs, method=self._method, **self._settings)
         if state:
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import nn
@@ -15,13 +15,14 @@ from spectralclip._common import missing_package
 from spectralclip._models import ExampleInputs, Pairs
 from spectralclip._training import Attachment, Method, Schedule, attach
 from spectralclip.integrations._callback import moved
+from spectralclip.integrations._dashboard import NormRecord
 
 try:
     from accelerate import Accelerator
 except ImportError as error:
     raise missing_package(__name__, "accelerate", "integrations", error) from error
 
-__all__ = ["attach_accelerated"]
+__all__ = ["AcceleratorWriter", "attach_accelerated"]
 
 
 def attach_accelerated(
@@ -92,6 +93,30 @@ def attach_accelerated(
     if checkpoint is not None:
         _keep_in_checkpoints(accelerator, attachment, checkpoint)
     return attachment
+
+
+@final
+class AcceleratorWriter:
+    """Sends the scalars of a `NormRecord` to the trackers of an Accelerator.
+
+    Args:
+        accelerator: One whose trackers have been started by `init_trackers`.
+
+    Example:
+        >>> from accelerate import Accelerator
+        >>> from spectralclip.integrations import NormRecord
+        >>> from spectralclip.integrations.accelerate import AcceleratorWriter
+        >>> accelerator = Accelerator(cpu=True)  # with log_with="tensorboard", for example
+        >>> AcceleratorWriter(accelerator).write(NormRecord(7, {"conv": 0.9}, {"conv": 1.0}, {}))
+    """
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        """Log nothing yet."""
+        self._accelerator = accelerator
+
+    def write(self, record: NormRecord) -> None:
+        """Log them, on the main process."""
+        self._accelerator.log(record.scalars(), step=record.step)
 
 
 def _keep_in_checkpoints(accelerator: Accelerator, attachment: Attachment, name: str) -> None:

@@ -85,8 +85,9 @@ class SpectralClipCallback(NormCallback, Callback):
         at = getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step)
         if (at + 1) % due == 0:
             # Not by `pl_module.log`, which takes its time for each of the layers.
+            logged = self._logged()
             for logger in trainer.loggers:
-                logger.log_metrics(self._logged(), step=at)
+                logger.log_metrics(logged, step=at)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Finalize if asked to, and remove."""

@@ -91,8 +91,9 @@ class SpectralClipCallback(NormCallback, TrainerCallback):
         """Add the norms to what is logged of the training."""
         logs: dict[str, float] | None = kwargs.get("logs")
         if self._log and logs is not None and "loss" in logs:
-            logs.update(self._logged())
-            state.log_history[-1].update(self._logged())  # a copy of the logs, made before
+            logged = self._logged()
+            logs.update(logged)
+            state.log_history[-1].update(logged)  # a copy of the logs, made before
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Finalize if asked to, and remove."""

@@ -12,8 +12,14 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from spectralclip._common import Shape
 from spectralclip._linalg import gradients_in
-from spectralclip._operators import AffineFunction, LinearOperator, is_plain, unchanged_rng
-from spectralclip._training import live_operator, saved_vectors, seeded
+from spectralclip._operators import (
+    AffineFunction,
+    LinearOperator,
+    is_plain,
+    operator_at,
+    unchanged_rng,
+)
+from spectralclip._training import saved_vectors, seeded
 from spectralclip.methods._domain import WEIGHTED
 
 if TYPE_CHECKING:
@@ -49,7 +55,7 @@ class FollowedLayer:
     def after_step(self, step: int, bound: float) -> str:
         """Lines 8 to 11 of Algorithm 3; returns what there is to complain about."""
         try:
-            now = live_operator(self.function)
+            now = operator_at(self.function)
         except ValueError as error:  # running statistics that make no sense
             return self._non_finite(str(error))
         # The warm-up goes with the first iteration.
@@ -107,7 +113,7 @@ class FollowedLayer:
         descend(now.function, weights, vector, target, self._lr, method.inner_steps)
         self.num_matvecs += 1 + 2 * method.inner_steps
         if weights.write():
-            found = self._power_qr(live_operator(self.function), None, method.power_iterations)
+            found = self._power_qr(operator_at(self.function), None, method.power_iterations)
             if found and not self._has_grown(max(norm, bound), weights):
                 return ""
         weights.restore()
@@ -123,7 +129,7 @@ class FollowedLayer:
         if self.norm is None or self._vector is None or self.norm <= _FAILED * before:
             return False
         weights.restore()
-        now = live_operator(self.function)
+        now = operator_at(self.function)
         missed = float(torch.linalg.vector_norm(now.matvec(self._vector)))
         weights.write()
         self.num_matvecs += 1

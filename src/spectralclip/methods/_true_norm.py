@@ -19,10 +19,11 @@ from spectralclip._operators import (
     check_affine,
     evaluation_mode,
     is_linear_in,
+    operator_at,
     plain_numerics,
 )
 from spectralclip._spectrum import RitzTracker, Triplets, fresh_ritz, leading_spectrum
-from spectralclip._training import live_operator, seeded
+from spectralclip._training import seeded
 from spectralclip.methods._domain import OutsideDomain
 
 # Vectors that are followed: a value that overtakes the first one has been the second before.
@@ -249,7 +250,7 @@ class BareLayer:
         with self._bare(), evaluation_mode([self.module]):
             if key not in self._functions:
                 self._functions[key] = AffineFunction([self.module], shape)
-            return live_operator(self._functions[key])
+            return operator_at(self._functions[key])
 
     def pullback(self, op: LinearOperator, u: Tensor, v: Tensor) -> Tensor:
         weight = self.weight

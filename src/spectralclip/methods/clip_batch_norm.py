@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import final
 
 from spectralclip._clipping import clamp_batch_norm_
 from spectralclip._models import FoundLayer
@@ -49,7 +49,7 @@ class ClipBatchNorm(Method):
         0.5
     """
 
-    promises: ClassVar[tuple[Promise, ...]] = (Promise(margin=1e-5),)
+    promises = (Promise(margin=1e-5),)
 
     def takes(self, layer: FoundLayer) -> bool:
         """Batch norms with a scale of their own and running statistics."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, final
 
+from spectralclip._models import Compose
 from spectralclip._training import Method, MethodState, Sharing, warn
 from spectralclip.methods._domain import check_count, check_positive
 from spectralclip.methods._followed import FollowedLayer
@@ -117,9 +118,9 @@ class FastClip(Method):
         return cls(**settings, every=every, averaged=True, concat=concat, raises=raises)
 
     @property
-    def composes(self) -> bool:
-        """Whether a convolution and the following batch norm count as one layer."""
-        return self.concat
+    def compose(self) -> Compose:
+        """A convolution and the following batch norm count as one layer in FastClip-concat."""
+        return "conv_bn" if self.concat else "none"
 
     def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin; the layers are followed from the first step on."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar, final
+from typing import Any, TypeVar, final
 
 from torch import nn
 from torch.nn.utils import parametrize
@@ -74,7 +74,7 @@ class Parametrize(EstimatingMethod):
     check_every: int = 100
 
     reparametrizes = True
-    promises: ClassVar[tuple[Promise, ...]] = (Promise(margin=2e-3),)
+    promises = (Promise(margin=2e-3),)
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""

@@ -33,7 +33,12 @@ FACTS = [
     "Parameters",
     "Used",
     "Shares weights with",
+    "Held at in training",
+    "Share of a step undone",
 ]
+
+# What an audit has of a layer that is held while it is trained.
+HELD = ("max_norm", "pressure")
 
 # Sorts what has no upper end above all that has one.
 BEYOND = 1e308
@@ -49,10 +54,18 @@ def audit_rows(audit: Mapping[str, Any]) -> list[Row]:
         row = _row(len(rows), layer, [_side(layer)], unit)
         side, numbers = row["sides"][0], (layer.get("reshaped_norm"), layer.get("stable_rank"))
         parameters = layer.get("parameters")
-        row["cells"] = [row["name"], side["norm"], *map(number, numbers), count(parameters)]
-        row["keys"] = [row["name"], _end(side), *map(short, numbers), parameters]
+        held = [layer.get(key) for key in HELD] if is_held(audit) else []
+        texts = *map(number, numbers), count(parameters), *map(number, held)
+        row["cells"] = [row["name"], side["norm"], *texts]
+        keys = *map(short, numbers), parameters, *map(short, held)
+        row["keys"] = [row["name"], _end(side), *keys]
         rows.append(row)
     return rows
+
+
+def is_held(audit: Mapping[str, Any]) -> bool:
+    """Whether the audit was made while training held some of the layers."""
+    return any(layer.get("max_norm") is not None for layer in audit.get("layers") or ())
 
 
 def comparison_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Row]:
@@ -134,6 +147,7 @@ def _facts(layer: Mapping[str, Any], norm: str) -> list[str | None]:
         None if parameters is None else f"{parameters:,}".replace(",", " "),
         None if uses in (None, 1) else f"{uses} times",
         ", ".join(map(str, layer.get("shared") or ())) or None,
+        *(None if one is None else number(one) for one in map(layer.get, HELD)),
     ]
 
 

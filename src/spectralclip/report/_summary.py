@@ -54,6 +54,7 @@ def summary_of(audit: Mapping[str, Any], label: str) -> dict[str, Any]:
         "skipped": _skipped(audit.get("skipped") or {}),
         "lipschitz": _lipschitz(audit.get("lipschitz")),
         "failure": _failure(audit),
+        "scores": _scores(audit.get("scores")),
     }
 
 
@@ -74,6 +75,15 @@ def _lipschitz(bound: Mapping[str, Any] | None) -> dict[str, Any] | None:
             for place in bound.get("unbounded") or ()
         ],
     }
+
+
+def _scores(scores: Mapping[str, Any] | None) -> dict[str, str] | None:
+    """How much outputs differ, in words; None where it is not known."""
+    if scores is None:
+        return None
+    over = "the example inputs" if scores.get("over") == "example" else "standard normal inputs"
+    values = {key: number(scores.get(key)) for key in ("spread", "gain")}
+    return {**values, "over": over}
 
 
 def _failure(audit: Mapping[str, Any]) -> dict[str, str]:

@@ -7,8 +7,9 @@ from typing import Any
 
 from spectralclip._common import printable, shown_reason
 from spectralclip.report._document import AUDIT, COMPARISON, require_document
+from spectralclip.report._heads import head_grids
 from spectralclip.report._numbers import at_most, is_finite, short
-from spectralclip.report._rows import FACTS, audit_rows, comparison_rows
+from spectralclip.report._rows import FACTS, audit_rows, comparison_rows, is_held
 from spectralclip.report._summary import summary_of
 
 # Heading, what it means, and whether a phone has no room for it.
@@ -22,6 +23,10 @@ _COLUMNS = (
     ),
     ("Stable rank", "Squared Frobenius norm over squared norm", True),
     ("Parameters", "Numbers the layer learns", True),
+)
+_COLUMNS_HELD = (
+    ("Held at", "The bound at which training holds the layer", True),
+    ("Pressure", "The share of a step that clipping undoes: near 1, the layer needs more", False),
 )
 _COLUMNS_OF_TWO = (
     _COLUMNS[0],
@@ -50,10 +55,15 @@ def view_of(document: Mapping[str, Any], title: str | None = None) -> dict[str, 
         "roles": {"layer", "chain"} <= {row["role"] for row in rows},
         # Those with a batch norm in them.
         "chains": sum(any(side and side["split"] for side in row["sides"]) for row in rows),
+        "heads": [
+            {"label": name, "grids": grids}
+            for side, name in zip(sides, names, strict=True)
+            if (grids := head_grids(side))
+        ],
         "has_steps": any(_steps(side) for side in sides),
         "data": {
             "sides": names,
-            "columns": _columns(len(sides)),
+            "columns": _columns(sides),
             "facts": FACTS,
             "rows": rows,
             "ranges": [_range(side) for side in sides],
@@ -67,9 +77,10 @@ def _title(sides: list[Mapping[str, Any]]) -> str:
     return names[0] if len(set(names)) == 1 else " → ".join(names)
 
 
-def _columns(sides: int) -> list[dict[str, Any]]:
+def _columns(sides: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The table's columns; those that are wide are left out on a phone."""
-    columns = _COLUMNS_OF_TWO if sides == 2 else _COLUMNS
+    one = _COLUMNS + (_COLUMNS_HELD if is_held(sides[0]) else ())
+    columns = _COLUMNS_OF_TWO if len(sides) == 2 else one
     return [dict(zip(("label", "hint", "wide"), one, strict=True)) for one in columns]
 
 

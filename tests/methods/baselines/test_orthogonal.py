@@ -160,7 +160,7 @@ def test_refused(name: str) -> None:
     assert "8 becomes 6" in why_not(method, nn.Conv2d(2, 2, 3), 2, 8, 8)
     assert "not ConvTranspose2d" in why_not(method, nn.ConvTranspose2d(2, 2, 3), 2, 8, 8)
     assert "not BatchNorm2d" in why_not(method, nn.BatchNorm2d(2), 2, 8, 8)
-    layers = find_layers(TwoUses(), torch.zeros(1, 2, 8, 8), False)
+    layers = find_layers(TwoUses(), torch.zeros(1, 2, 8, 8), "none")
     assert "one size of image, not for 2" in method.why_not(
         layers["conv"], *layers["conv"].in_shapes
     )

@@ -121,7 +121,7 @@ def _each_by_itself(kind: str) -> Any:
             fully_shard(layer)
     optimizer = OPTIMIZERS["sgd"](model.parameters())
     attachment = attach(
-        model, optimizer, torch.zeros(1, *SHAPE), method=Scale(compose=True), max_norm=BOUND
+        model, optimizer, torch.zeros(1, *SHAPE), method=Scale(compose="conv_bn"), max_norm=BOUND
     )
     run = Run.of(model, optimizer, attachment).train(0, 3)
     return run.weights(), attachment.norms()

@@ -15,7 +15,7 @@ from oracle import dense_norm
 
 
 def _with_statistics(kind: str) -> Any:
-    run = Run(kind, "sgd", Scale(compose=True), norm=True).train(0, 2, apart=True)
+    run = Run(kind, "sgd", Scale(compose="conv_bn"), norm=True).train(0, 2, apart=True)
     block, rank = bare(run.model)[1], dist.get_rank()
     assert ("1.0+1.1" in run.attachment._sharing.mine()) == (rank == 1)
     with torch.no_grad():

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spectralclip import attach, find_layers
+from spectralclip._attention import head_layers
 from spectralclip._training.engine.build import stages_of
 from spectralclip._training.engine.stage import Stage
 from spectralclip.methods import SpectralClip
@@ -40,6 +41,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "conv+BN": lambda: nn.Sequential(conv(), nn.BatchNorm2d(6)),
     "BN": lambda: nn.Sequential(nn.BatchNorm2d(4)),
     "custom": lambda: nn.Sequential(nn.Flatten(), LowRank(256, 3, 6)),
+    "heads": lambda: nn.Sequential(nn.Flatten(2), nn.TransformerEncoderLayer(64, 4, 8)),
 }
 EACH = pytest.mark.parametrize("name", MODELS)
 X = torch.zeros(1, 4, 8, 8)
@@ -49,8 +51,9 @@ def built(name: str) -> list[Stage]:
     """The stages of a model, warm, with bounds below the norms of its layers."""
     with seeded(0):
         model = MODELS[name]().eval()
-    composed = name == "conv+BN"
-    stages = stages_of(find_layers(model, X, composed), 0.01, 2, 0)
+    composed = "conv_bn" if name == "conv+BN" else "none"
+    found = head_layers(model, X) if name == "heads" else find_layers(model, X, composed)
+    stages = stages_of(found, 0.01, 2, 0)
     for stage in stages:
         stage.bounds.fill_(0.3)
         stage.is_active.fill_(True)
@@ -182,7 +185,7 @@ def test_other_groups_change_no_bit_of_a_group() -> None:
 def test_a_layer_below_its_target_stays_bit_for_bit(name: str) -> None:
     with seeded(0):
         model = MODELS[name]()
-    method = SpectralClip(compose="conv_bn" if name == "conv+BN" else None)
+    method = SpectralClip(compose="conv_bn" if name == "conv+BN" else "none")
     probe = attach(copy.deepcopy(model), None, X, method=method, max_norm=1e3)
     probe.step()
     bound = max(probe.norms().values()) / 0.97

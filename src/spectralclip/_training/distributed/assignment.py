@@ -10,15 +10,9 @@ from torch import nn
 from spectralclip._models import FoundLayer
 
 
-def parameters_of(layer: FoundLayer) -> list[nn.Parameter]:
-    """The parameters of a layer's modules, each once."""
-    found = {id(p): p for module in layer.modules for p in module.parameters()}
-    return list(found.values())
-
-
 def estimated_cost(layer: FoundLayer) -> float:
     """About what one application of the layer costs: weights times the places they are used at."""
-    weights = sum(p.numel() for p in parameters_of(layer))
+    weights = sum(p.numel() for p in layer.parameters())
     return weights * sum(_places(layer.modules[0], shape) for shape in layer.in_shapes)
 
 
@@ -53,7 +47,7 @@ def _entangled(layers: Mapping[str, FoundLayer]) -> list[list[str]]:
     """Layers in bundles that have no parameter in common."""
     bundles: list[tuple[set[int], list[str]]] = []
     for name, layer in layers.items():
-        ids, names = {id(p) for p in parameters_of(layer)}, [name]
+        ids, names = {id(p) for p in layer.parameters()}, [name]
         apart = []
         for other_ids, other_names in bundles:
             if ids & other_ids:

@@ -9,7 +9,7 @@ from typing import Any, final
 from torch import nn
 
 from spectralclip._models import FoundLayer
-from spectralclip._training.distributed.assignment import divided, estimated_cost, parameters_of
+from spectralclip._training.distributed.assignment import divided, estimated_cost
 from spectralclip._training.distributed.process_group import ProcessGroup, digest
 
 _HEAD = 4  # columns of a report's row that are not about layers or weights
@@ -60,7 +60,7 @@ class Assignment:
     def __init__(self, group: ProcessGroup, layers: Mapping[str, FoundLayer]) -> None:
         costs = {name: estimated_cost(layer) for name, layer in layers.items()}
         by_name = divided(layers, costs, group.size)
-        held = {name: parameters_of(layer) for name, layer in layers.items()}
+        held = {name: layer.parameters() for name, layer in layers.items()}
         unique = {id(p): (p, by_name[name]) for name, own in held.items() for p in own}
         number = {key: n for n, key in enumerate(unique)}
         self.group, self.layers = group, dict(layers)

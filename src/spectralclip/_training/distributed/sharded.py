@@ -12,17 +12,16 @@ from torch import Tensor, nn
 from spectralclip._models import FoundLayer, local, reshard_, stand_in
 from spectralclip._training.distributed.consensus import Assignment, Report
 from spectralclip._training.distributed.layout import Layout, layout_of
-from spectralclip._training.distributed.process_group import ProcessGroup, portable
-from spectralclip._training.distributed.sharing import Moved, Sharing, weights_of
-from spectralclip._training.distributed.statistics import Statistics
-from spectralclip._training.momentum import Momentum, without_outward
+from spectralclip._training.distributed.process_group import ProcessGroup
+from spectralclip._training.distributed.sharing import Divided, Moved, weights_of
+from spectralclip._training.momentum import Momentum, Part, project_outward_, whole_and_part
 from spectralclip._training.optimizers import Optimizers
 
 _FLAGS = ("requires_grad flags", "Freeze and unfreeze layers on every rank alike.")
 
 
 @final
-class Sharded(Sharing):
+class Sharded(Divided):
     """Processes that each hold a part of every weight, as `fully_shard` leaves them.
 
     The owner of a layer has a module like the model's with whole weights, and no process has
@@ -37,13 +36,12 @@ class Sharded(Sharing):
         layers: Mapping[str, FoundLayer],
         optimizers: Optimizers,
     ) -> None:
-        self._assignment, self._model = Assignment(group, layers), model
-        self.optimizers = optimizers
+        super().__init__(group, layers, optimizers)
+        self._model = model
         self._layouts = [layout_of(p, group.ranks) for p in self._assignment.parameters]
-        self._statistics = Statistics(group, layers.values())
         # Later, the modules may have weights that a forward pass has gathered.
         self._weights = {name: weights_of(layer) for name, layer in layers.items()}
-        self._directions: dict[int, list[Tensor]] = {}
+        self._directions: dict[int, list[tuple[Part | None, Tensor]]] = {}
         self._wholes = {
             n: nn.Parameter(_like(parameter), parameter.requires_grad)
             for n, parameter in enumerate(self._assignment.parameters)
@@ -69,7 +67,9 @@ class Sharded(Sharing):
         """Note the change: it is done after the work, when the momentum has been gathered."""
         for parameters, directions in moved:
             for parameter, direction in zip(parameters, directions, strict=True):
-                self._directions.setdefault(self._numbers[id(parameter)], []).append(direction)
+                whole, part = whole_and_part(parameter)
+                noted = self._directions.setdefault(self._numbers[id(whole)], [])
+                noted.append((part, direction))
 
     def carry_out(self, work: Callable[[], dict[str, Any]], label: str) -> dict[str, Any]:
         """Gather the layers that move at their owners, work, and hand out what has changed."""
@@ -88,10 +88,6 @@ class Sharded(Sharing):
         together = assignment.reach_consensus(report)
         self._hand_out(sorted(together.changed), sorted(together.projected))
         return together.outcome()
-
-    def merged(self, by_layer: dict[str, Any]) -> dict[str, Any]:
-        self._assignment.reach_consensus(Report("state_dict()"))
-        return self._assignment.merged(portable(by_layer))
 
     def _gather(self, numbers: Sequence[int]) -> None:
         """Bring the wholes of some weights up to date, at their owners."""
@@ -127,8 +123,8 @@ class Sharded(Sharing):
         directions, self._directions = self._directions, {}
         try:
             for n, momentum in wholes.items():
-                for direction in directions[n]:
-                    momentum.buffer.copy_(without_outward([[momentum]], [[direction]])[0])
+                for part, direction in directions[n]:
+                    project_outward_([[momentum.within(part)]], [[direction]])
         finally:
             back.send()
 

@@ -10,7 +10,11 @@ import torch
 from torch import Tensor
 
 from spectralclip._models import FoundLayer
-from spectralclip._training.momentum import without_outward
+from spectralclip._operators import Factor, Rows
+from spectralclip._training.distributed.consensus import Assignment, Report
+from spectralclip._training.distributed.process_group import ProcessGroup, portable
+from spectralclip._training.distributed.statistics import Statistics
+from spectralclip._training.momentum import project_outward_, whole_and_part
 from spectralclip._training.optimizers import Optimizers
 
 Moved: TypeAlias = tuple[Sequence[Tensor], Sequence[Tensor]]
@@ -56,7 +60,8 @@ class Sharing(ABC):
     def project_momenta(self, moved: Sequence[Moved]) -> None:
         """Take out of what the optimizer remembers what pushes weights back out, now or later.
 
-        `moved` are equally shaped parameters of `mine`, and along what each was moved inward.
+        `moved` are equally shaped parameters of `mine`, or views of rows of them, and along what
+        each was moved inward.
         """
 
     @abstractmethod
@@ -99,18 +104,35 @@ class Alone(Sharing):
         return by_layer
 
 
+class Divided(Sharing):
+    """Processes that each work on some of the layers, and tell the others what came out."""
+
+    def __init__(
+        self, group: ProcessGroup, layers: Mapping[str, FoundLayer], optimizers: Optimizers
+    ) -> None:
+        self._assignment, self.optimizers = Assignment(group, layers), optimizers
+        self._statistics = Statistics(group, layers.values())
+
+    @final
+    def merged(self, by_layer: dict[str, Any]) -> dict[str, Any]:
+        self._assignment.reach_consensus(Report("state_dict()"))
+        return self._assignment.merged(portable(by_layer))
+
+
 def project_momenta_(optimizers: Optimizers, moved: Sequence[Moved]) -> list[Tensor]:
-    """Project the momentum of each parameter that has one; those parameters."""
+    """Project the momentum of each parameter that has one, or of its rows; those parameters."""
     momenta, directions, changed = [], [], []
     for parameters, inward in moved:
-        found = [(n, m) for n, p in enumerate(parameters) if (m := optimizers.momentum_of(p))]
+        places = [whole_and_part(parameter) for parameter in parameters]
+        found = [
+            (n, m) for n, (whole, _) in enumerate(places) if (m := optimizers.momentum_of(whole))
+        ]
         if found:
             directions.append([inward[n] for n, _ in found])
-            momenta.append([momentum for _, momentum in found])
-            changed += [parameters[n] for n, _ in found]
+            momenta.append([momentum.within(places[n][1]) for n, momentum in found])
+            changed += [places[n][0] for n, _ in found]
     if momenta:
-        buffers = [momentum.buffer for own in momenta for momentum in own]
-        torch._foreach_copy_(buffers, without_outward(momenta, directions))
+        project_outward_(momenta, directions)
     return changed
 
 
@@ -122,6 +144,15 @@ def weights_of(layer: FoundLayer) -> list[Tensor]:
         for name, parameter in module.named_parameters()
         if not name.endswith("bias")
     ]
+
+
+def held_of(layer: FoundLayer) -> list[Tensor]:
+    """The same, of which only what is the layer's, where it has a part of them alone."""
+    with torch.no_grad():
+        if isinstance(layer.modules[0], Rows):
+            return [layer.modules[0].weight]
+        factors = [part for part in layer.modules if isinstance(part, Factor)]
+        return [view for factor in factors for view in factor.views()] or weights_of(layer)
 
 
 def are_moved(weights: Iterable[Tensor], optimizers: Optimizers) -> bool:

@@ -11,20 +11,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from spectralclip._models import FoundLayer, is_sharded_tensor, reshard_
-from spectralclip._training.distributed.assignment import parameters_of
-from spectralclip._training.distributed.consensus import Assignment, Report, agree
+from spectralclip._training.distributed.consensus import Report, agree
 from spectralclip._training.distributed.layout import group_of
-from spectralclip._training.distributed.process_group import ProcessGroup, fingerprints, portable
+from spectralclip._training.distributed.process_group import ProcessGroup, fingerprints
 from spectralclip._training.distributed.sharded import Sharded
 from spectralclip._training.distributed.sharing import (
     Alone,
+    Divided,
     Moved,
     Sharing,
     are_moved,
     project_momenta_,
     weights_of,
 )
-from spectralclip._training.distributed.statistics import Statistics
 from spectralclip._training.optimizers import Optimizers
 
 # Replicas are compared at the first steps, when what is missing in a loop shows, and then rarely.
@@ -52,7 +51,7 @@ def sharing_of(
         return Alone(layers, optimizers)
     _refuse_flat_parameters(model)
     reshard_(model)
-    parameters = [p for layer in layers.values() for p in parameters_of(layer)]
+    parameters = [p for layer in layers.values() for p in layer.parameters()]
     is_sharded = any(map(is_sharded_tensor, parameters))
     if dist.get_world_size() == 1 and not is_sharded:
         return Alone(layers, optimizers)
@@ -71,7 +70,7 @@ def sharing_of(
 
 
 @final
-class Replicated(Sharing):
+class Replicated(Divided):
     """Processes with equal copies of the weights, as `DistributedDataParallel` leaves them.
 
     Each layer has an owner, who works on it in place. Afterwards the weights and the momentum
@@ -81,8 +80,7 @@ class Replicated(Sharing):
     def __init__(
         self, group: ProcessGroup, layers: Mapping[str, FoundLayer], optimizers: Optimizers
     ) -> None:
-        self._assignment, self.optimizers = Assignment(group, layers), optimizers
-        self._statistics = Statistics(group, layers.values())
+        super().__init__(group, layers, optimizers)
         self._numbers = {id(p): n for n, p in enumerate(self._assignment.parameters)}
         self._projected: dict[int, int] = {}
         self._rounds = 0
@@ -123,10 +121,6 @@ class Replicated(Sharing):
         self._spread(together)
         return together.outcome()
 
-    def merged(self, by_layer: dict[str, Any]) -> dict[str, Any]:
-        self._assignment.reach_consensus(Report("state_dict()"))
-        return self._assignment.merged(portable(by_layer))
-
     def _spread(self, together: Report) -> None:
         """Send what has changed from its owners to the others."""
         assignment = self._assignment
@@ -156,7 +150,7 @@ def _descriptions(layers: Mapping[str, FoundLayer], optimizers: Optimizers) -> d
     """What has to be the same of layers that have been found in each process."""
     claims: dict[str, object] = {"layers": list(layers), "optimizer": optimizers.names}
     for name, layer in layers.items():
-        shapes = [[tuple(p.shape), str(p.dtype)] for p in parameters_of(layer)]
+        shapes = [[tuple(p.shape), str(p.dtype)] for p in layer.parameters()]
         claims[f"shapes of the weights of layer {name!r}"] = shapes
         claims[f"shapes of the inputs of layer {name!r}"] = layer.in_shapes
         claims[f"training of layer {name!r}"] = are_moved(weights_of(layer), optimizers)

@@ -13,7 +13,16 @@ from torch import Tensor, nn
 from spectralclip._clipping import moving_names
 from spectralclip._linalg import has_float64
 from spectralclip._models import FoundLayer
-from spectralclip._operators import TRANSPOSED, AffineFunction, ConvMap, as_operator, operator_at
+from spectralclip._operators import (
+    TRANSPOSED,
+    AffineFunction,
+    ConvMap,
+    Factor,
+    Place,
+    Rows,
+    as_operator,
+    operator_at,
+)
 from spectralclip._training.engine.constrained_layer import BatchNorm, ConstrainedLayer
 from spectralclip._training.engine.cuts import Cuts, Follower
 from spectralclip._training.engine.factors import Clamps, Factors
@@ -21,6 +30,7 @@ from spectralclip._training.engine.frequencies import Frequencies, Taps
 from spectralclip._training.engine.group import Group, Kind
 from spectralclip._training.engine.matrices import Blocks, Matrices
 from spectralclip._training.engine.modes import Modes, Torus, modes_key
+from spectralclip._training.engine.products import Pair, Products
 from spectralclip._training.engine.stage import Stage
 from spectralclip._training.engine.vectors import Vectors, reduced
 from spectralclip._training.method import seeded
@@ -35,7 +45,7 @@ class Member:
 
     Attributes:
         key: What members must have in common to be one group.
-        moving: The parameters that move.
+        moving: The parameters that move, or the rows of them that do.
         part: What a group is made of.
         make: Makes a group of such parts.
     """
@@ -61,18 +71,22 @@ def stages_of(
         seed: For the random vectors.
     """
     stages: list[dict[Any, list[Member]]] = []
-    taken: list[set[int]] = []
+    taken: list[list[Place]] = []
     for name, found in layers.items():
         for member in _members(found, vectors, f"{seed}, {name}"):
-            own = {id(parameter) for parameter in member.moving}
-            at = max((n + 1 for n, ids in enumerate(taken) if ids & own), default=0)
+            own = [Place.of(parameter) for parameter in member.moving]
+            at = max((n + 1 for n, all_ in enumerate(taken) if _meet(own, all_)), default=0)
             if at == len(stages):
                 stages.append({})
-                taken.append(set())
+                taken.append([])
             stages[at].setdefault(member.key, []).append(member)
-            taken[at] |= own
+            taken[at] += own
     made = [[own[0].make([m.part for m in own]) for own in stage.values()] for stage in stages]
     return [Stage(_kinds(groups), headroom) for groups in made]
+
+
+def _meet(own: Sequence[Place], others: Sequence[Place]) -> bool:
+    return any(one.meets(other) for other in others for one in own)
 
 
 def _kinds(groups: Sequence[Group]) -> list[Kind]:
@@ -88,20 +102,26 @@ def _kinds(groups: Sequence[Group]) -> list[Kind]:
     matrices = [group for group in groups if isinstance(group, Matrices)]
     factors = [group for group in groups if isinstance(group, Factors)]
     kinds: list[Kind] = [Cuts(followers, by_products)] if followers else []
-    kinds += [Blocks(matrices, by_products)] if matrices else []
+    products = [group for group in groups if isinstance(group, Products)]
+    kinds += [Blocks(own, by_products) for own in (matrices, products) if own]
     return kinds + ([Clamps(factors)] if factors else [])
 
 
 def _members(found: FoundLayer, vectors: int, origin: str) -> list[Member]:
     """The ways in which a layer is followed, in their order."""
     layer, first = ConstrainedLayer.of(found, origin), found.modules[0]
+    if isinstance(first, Factor):
+        second = found.modules[1]
+        assert isinstance(second, Factor)
+        pair = Pair(found.name, second, first, origin)
+        return [Member((Products, pair.kind), tuple(pair.views), pair, Products)]
     if isinstance(first, BatchNorm) and len(found.modules) == 1:
         weight = first._parameters["weight"]
         assert weight is not None
         key = (Factors, weight.shape, weight.dtype, weight.device, first.eps)
         return [Member(key, (weight,), (found.name, first), lambda norms: Factors(dict(norms)))]
     conv = None if layer is None else as_operator(layer.module, layer.in_shapes[0]).convolution
-    if layer is None or (conv is None and not isinstance(layer.module, nn.Linear)):
+    if layer is None or (conv is None and not isinstance(layer.module, (nn.Linear, Rows))):
         return _by_vectors(found, layer, vectors, origin)
     if layer.norm is None and (conv is None or conv.has_separate_windows):
         return [Member((Matrices, layer.kind), (layer.weight,), layer, Matrices)]
@@ -147,7 +167,7 @@ def _by_vectors(
 ) -> list[Member]:
     made = []
     for shape in found.in_shapes:
-        is_conv = layer is not None and not isinstance(layer.module, nn.Linear)
+        is_conv = layer is not None and not isinstance(layer.module, (nn.Linear, Rows))
         smaller = reduced(layer.module, shape) if layer is not None and is_conv else shape
         function = AffineFunction(list(found.modules), smaller)
         moving = _moving(function, layer)

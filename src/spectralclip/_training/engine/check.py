@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
 from typing import final
 
 from spectralclip._linalg import LanczosRun
-from spectralclip._models import FoundLayer
-from spectralclip._operators import AffineFunction
+from spectralclip._operators import LinearOperator
 from spectralclip._spectrum import random_rows
-from spectralclip._training.live import NonFiniteLayer, live_operator
 from spectralclip._training.method import seeded
 
 # Lanczos steps. From random starts, over eleven layers of all paddings with 12 seeds, values were
@@ -29,9 +27,8 @@ class Checks:
             which on a small one may be less.
     """
 
-    def __init__(self, layers: Mapping[str, FoundLayer], every: int, seed: int) -> None:
-        self._layers, self._every, self._seed = dict(layers), every, seed
-        self._functions: dict[str, list[AffineFunction]] = {}
+    def __init__(self, layers: Iterable[str], every: int, seed: int) -> None:
+        self._every, self._seed = every, seed
         self._gaps = {name: min(FIRST, every) for name in layers}
         self._next = {name: self._gaps[name] + n % max(1, FIRST) for n, name in enumerate(layers)}
         self.norms: dict[str, tuple[int, float]] = {}
@@ -41,17 +38,15 @@ class Checks:
         """The layers whose turn it is after a step."""
         return [name for name, at in self._next.items() if self._every and step >= at]
 
-    def measure(self, name: str, step: int) -> float:
+    def measure(
+        self, name: str, step: int, operators: Callable[[str], list[LinearOperator]]
+    ) -> float:
         """A layer's norm, by Lanczos from a random vector; NaN for weights that are not finite."""
         self._gaps[name] = min(2 * self._gaps[name], self._every)
         self._next[name] = step + self._gaps[name]
-        if name not in self._functions:
-            layer = self._layers[name]
-            shapes = layer.in_shapes
-            self._functions[name] = [AffineFunction(layer.modules, shape) for shape in shapes]
         try:
-            found = [self._norm(function, f"{name}, {step}") for function in self._functions[name]]
-        except (NonFiniteLayer, OverflowError):
+            found = [self._norm(op, f"{name}, {step}") for op in operators(name)]
+        except (ValueError, OverflowError):
             found = [math.nan]
         norm = math.nan if any(map(math.isnan, found)) else max(found)
         self.norms[name] = (step, norm)
@@ -62,8 +57,7 @@ class Checks:
         ratio = self.norms[name][1] / estimate if estimate else 1.0
         self.ratios[name] = ratio if math.isfinite(ratio) else 1.0
 
-    def _norm(self, function: AffineFunction, origin: str) -> float:
-        op = live_operator(function)
+    def _norm(self, op: LinearOperator, origin: str) -> float:
         run = LanczosRun(op.gram_rows, random_rows(op, 1, seeded(f"{self._seed}, {origin}")))
         while run.step() and run.steps < min(STEPS, op.shape[1]):
             pass

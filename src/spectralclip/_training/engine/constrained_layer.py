@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from spectralclip._common import Shape
 from spectralclip._models import FoundLayer
-from spectralclip._operators import BATCH_NORMS, CONVS, TRANSPOSED, is_plain
+from spectralclip._operators import BATCH_NORMS, CONVS, TRANSPOSED, Rows, is_plain
 from spectralclip._training.engine.group import stacked
 from spectralclip._training.method import seeded
 
@@ -25,7 +25,7 @@ class ConstrainedLayer:
 
     Attributes:
         name: The layer's.
-        module: The dense layer or convolution.
+        module: The dense layer or convolution; or rows of another module's weight, as one.
         norm: The batch norm, if the two count as one layer.
         in_shapes: The shapes of its inputs.
         origin: Where its random numbers come from.
@@ -41,9 +41,10 @@ class ConstrainedLayer:
     def of(layer: FoundLayer, origin: str = "") -> ConstrainedLayer | None:
         """The layer in this form; None if it has another one."""
         module, *following = layer.modules
-        if not is_plain(module, nn.Linear, *CONVS, *TRANSPOSED) or len(following) > 1:
+        if not is_plain(module, nn.Linear, Rows, *CONVS, *TRANSPOSED) or len(following) > 1:
             return None
-        if not isinstance(module._parameters.get("weight"), nn.Parameter):
+        own = module if isinstance(module, Rows) else module._parameters.get("weight")
+        if not isinstance(own, (Rows, nn.Parameter)):
             return None  # as under a parametrization
         norm = following[0] if following else None
         if norm is not None:
@@ -54,7 +55,10 @@ class ConstrainedLayer:
 
     @property
     def weight(self) -> Tensor:
-        """The weight, which may have been exchanged since."""
+        """The weight, which may have been exchanged since; of rows, a view of them."""
+        if isinstance(self.module, Rows):
+            with torch.no_grad():
+                return self.module.weight
         weight = self.module._parameters["weight"]
         assert weight is not None
         return weight

@@ -68,7 +68,9 @@ class Engine:
         seed: int,
         compile: bool,
     ) -> None:
-        device = next((p.device for p in _parameters(layers)), torch.device("cpu"))
+        device = next(
+            (p.device for one in layers.values() for p in one.parameters()), torch.device("cpu")
+        )
         self.is_on_host = device.type == "cpu"
         width = vectors or (2 if self.is_on_host else 4)
         self._stages = stages_of(layers, headroom, width, seed)
@@ -230,7 +232,3 @@ def _touched(stage: Stage) -> list[list[bool]]:
         for group, own in zip(stage.groups, stage.slices, strict=True)
         for _ in group.parameters()
     ]
-
-
-def _parameters(layers: Mapping[str, FoundLayer]) -> Iterator[Tensor]:
-    return (p for layer in layers.values() for module in layer.modules for p in module.parameters())

@@ -2,25 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.nn.functional import pad
 
 from spectralclip._linalg import decomposable
 from spectralclip._training.engine.constrained_layer import ConstrainedLayer
-from spectralclip._training.engine.group import Found, Group, Kind, finite, joined, scaled, stacked
+from spectralclip._training.engine.group import (
+    Found,
+    Group,
+    Kind,
+    finite,
+    joined,
+    scaled,
+    slices,
+    stacked,
+)
 from spectralclip._training.engine.small import TINY, surplus, unit_matrix, whitening
 from spectralclip._training.engine.tuning import TUNING
 
 SHARE_KEPT = 1e-6  # of a vector in a power step: those of a matrix of zeros stay as they are
 
 
+class Followed(Group):
+    """Maps of which a block of leading left vectors is followed by power steps.
+
+    Attributes:
+        block: How many vectors; maps of lower rank have fewer, and are seen whole.
+        limit: Of each kernel, in the units of its weights: values above are clipped to it.
+    """
+
+    block: int
+    limit: Tensor
+
+    @abstractmethod
+    def send(self) -> Tensor:
+        """A power step; the Gram matrix of what it leaves, as large as a block."""
+
+    @abstractmethod
+    def look(self, whitening: Tensor) -> Tensor:
+        """Take the vectors as this makes them; the Gram matrix of their images."""
+
+    def _begin(self, side: int, rank: int, generators: Iterable[Generator], like: Tensor) -> None:
+        """Vectors at random, `(kernels, vectors, side)`."""
+        shape = (self.kernels, side, min(self.block, rank))
+        draws = [torch.randn(shape, generator=own, device="cpu") for own in generators]
+        self.state = {"vectors": torch.linalg.qr(torch.cat(draws))[0].mT.contiguous().to(like)}
+        self._missing = self.block - shape[2]
+        self.is_seen_whole = rank <= self.block
+
+    def _padded(self, gram: Tensor) -> Tensor:
+        return pad(gram, (0, self._missing, 0, self._missing)) if self._missing else gram
+
+
 @final
-class Matrices(Group):
+class Matrices(Followed):
     """Equal matrices, of which a block of leading left vectors is followed by power steps."""
+
+    block = TUNING.block
 
     def __init__(self, layers: Sequence[ConstrainedLayer]) -> None:
         self.names, self.kernels = tuple(layer.name for layer in layers), layers[0].groups
@@ -28,11 +71,7 @@ class Matrices(Group):
         like = stacked([layers[0].weight])
         rows, columns = like.shape[1] // self.kernels, like[0, 0].numel()
         self._is_tall, side = rows > columns, min(rows, columns)
-        self._missing = max(0, TUNING.block - side)
-        self.is_seen_whole = side <= TUNING.block
-        shape = (self.kernels, side, min(TUNING.block, side))
-        draws = [torch.randn(shape, generator=one.generator(), device="cpu") for one in layers]
-        self.state = {"vectors": torch.linalg.qr(torch.cat(draws))[0].mT.contiguous().to(like)}
+        self._begin(side, side, (layer.generator() for layer in layers), like)
 
     def parameters(self) -> list[list[Tensor]]:
         return [[layer.weight for layer in self._layers]]
@@ -47,22 +86,17 @@ class Matrices(Group):
         self._weights = weights.mT if self._is_tall else weights
 
     def send(self) -> Tensor:
-        """A power step; the Gram matrix of what it leaves, as large as a block."""
         known = self.state["vectors"]
         images = torch.bmm(known, self._weights)
         self._vectors = torch.baddbmm(known, images, self._weights.mT, beta=SHARE_KEPT)
         return self._padded(torch.bmm(self._vectors, self._vectors.mT))
 
     def look(self, whitening: Tensor) -> Tensor:
-        """Take the vectors as this makes them; the Gram matrix of their images."""
         known = self.state["vectors"]
         k = known.shape[1]
         torch.bmm(whitening[:, :k, :k], self._vectors, out=known)
         self._images = torch.bmm(known, self._weights)
         return self._padded(torch.bmm(self._images, self._images.mT))
-
-    def _padded(self, gram: Tensor) -> Tensor:
-        return pad(gram, (0, self._missing, 0, self._missing)) if self._missing else gram
 
     def moved(self, scale: Tensor, cuts: Tensor) -> list[Tensor]:
         known = self.state["vectors"]
@@ -75,16 +109,16 @@ class Matrices(Group):
 
 @final
 class Blocks(Kind):
-    """All matrices: the singular values within their blocks are clipped at once.
+    """Maps with blocks of one size: the singular values within these are clipped at once.
 
-    Matrices whose smaller side fits into the block are clipped exactly.
+    Those whose rank is at most that are clipped exactly.
     """
 
-    def __init__(self, groups: Sequence[Matrices], by_products: bool) -> None:
-        self.groups: Sequence[Matrices] = list(groups)
+    def __init__(self, groups: Sequence[Followed], by_products: bool) -> None:
+        self.groups: Sequence[Followed] = list(groups)
         self._by_products = by_products
         vectors = [group.state["vectors"] for group in groups]
-        self._eye = unit_matrix(TUNING.block, vectors[0])
+        self._eye = unit_matrix(groups[0].block, vectors[0])
 
     def look(self) -> None:
         grams = joined([group.send() for group in self.groups])
@@ -108,6 +142,9 @@ class Blocks(Kind):
 
     def find(self, target: Tensor, most: Tensor) -> Found:
         """What is above the target within the blocks."""
-        above = surplus(self._grams * (most / target).square()[:, None, None], self._eye)
+        limit = target / most
+        for group, own in zip(self.groups, slices(self.groups), strict=True):
+            group.limit = limit[own]
+        above = surplus(self._grams / limit.square()[:, None, None], self._eye)
         is_above = torch.linalg.vector_norm(above, dim=(1, 2)) > 0
         return Found(most, is_above, above * -most[:, None, None])

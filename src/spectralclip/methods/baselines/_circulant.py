@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -128,9 +128,7 @@ class CirculantMethod(EstimatingMethod):
     """Clips all layers of a model every so many steps, and does nothing in between."""
 
     every: int
-    promises: ClassVar[tuple[Promise, ...]] = (
-        Promise(margin=1e-5, covers=loses_no_tap, settings={"every": 1}),
-    )
+    promises = (Promise(margin=1e-5, covers=loses_no_tap, settings={"every": 1}),)
 
     @classmethod
     def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:

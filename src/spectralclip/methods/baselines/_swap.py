@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import torch
 import torch.nn.functional as F
@@ -103,7 +103,7 @@ class SwapMethod(DomainMethod):
 
     kinds = (*DENSE, *CONVS)
     reparametrizes = True
-    promises: ClassVar[tuple[Promise, ...]] = (Promise(margin=1e-5),)
+    promises = (Promise(margin=1e-5),)
 
     @classmethod
     def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:

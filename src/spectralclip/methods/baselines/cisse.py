@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +82,7 @@ class Cisse(EstimatingMethod):
     share: float = 0.3
 
     kinds = (*DENSE, *CONVS)
-    promises: ClassVar[tuple[Promise, ...]] = (
+    promises = (
         Promise(
             steps=700,
             settings={"beta": 0.006, "share": 1.0},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
@@ -88,7 +88,7 @@ class Delattre(EstimatingMethod):
     padding_form: PaddingForm = "circular"
     iterations: int | None = None
     weight: float = 0.1
-    promises: ClassVar[tuple[Promise, ...]] = (
+    promises = (
         Promise(margin=1e-5, covers=is_part_of_circulant),
         Promise(margin=1e-5, covers=pads_with_zeros, settings={"padding_form": "zeros"}),
     )

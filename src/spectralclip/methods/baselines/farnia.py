@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from spectralclip._common import Shape
 from spectralclip._training import MethodState, Promise, Sharing
@@ -55,7 +55,7 @@ class Farnia(EstimatingMethod):
     power_iterations: int = 1
 
     kinds = WEIGHTED
-    promises: ClassVar[tuple[Promise, ...]] = (Promise(steps=300, margin=5e-3),)
+    promises = (Promise(steps=300, margin=5e-3),)
 
     def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Begin; weights stay as they are until the first step."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 from spectralclip._clipping import clamp_batch_norm_
 from spectralclip._common import Shape
@@ -71,7 +71,7 @@ class Gouk(EstimatingMethod):
     batch_norm: bool = True
 
     kinds = WEIGHTED
-    promises: ClassVar[tuple[Promise, ...]] = (Promise(settings={"power_iterations": 1000}),)
+    promises = (Promise(settings={"power_iterations": 1000}),)
 
     @classmethod
     def why_not(cls, layer: object, *in_shapes: Shape, **settings: Any) -> str:

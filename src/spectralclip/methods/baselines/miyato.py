@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +84,7 @@ class Miyato(EstimatingMethod):
 
     kinds = WEIGHTED
     reparametrizes = True
-    promises: ClassVar[tuple[Promise, ...]] = (Promise(of="kernel", steps=100),)
+    promises = (Promise(of="kernel", steps=100),)
 
     def start(self, sharing: Sharing, bounds: Mapping[str, float], seed: int) -> MethodState:
         """Parametrize the layers that training moves."""

@@ -34,7 +34,8 @@ class Virmaux(EstimatingMethod):
     the layers' norms to a bound for the network.
 
     It measures, and the authors train nothing with it. Attached, it watches: every `every` steps
-    `norms()` is measured anew, from the last vector. No weight moves.
+    `norms()` is measured anew, from the last vector. No weight moves before `finalize()`, which
+    clips every layer to its bound after any method; `remove()` leaves the weights alone.
 
     *Domain*: `estimate` and `virmaux_svds` take every layer that is affine, of any kind, and any
     composition. Attached, it leaves batch norms and embeddings out.

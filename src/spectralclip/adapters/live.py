@@ -1,0 +1,169 @@
+"""Adapters inside of a model, found by their structure: modules that hold two factors.
+
+peft keeps a dictionary of adapters in each layer, `loralib` plain parameters, others modules: what
+they have in common is a pair of names such as `lora_A` and `lora_B`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spectralclip._models import unwrapped
+from spectralclip.adapters.adapter import Adapter
+from spectralclip.adapters.naming import PEFT_PREFIX
+from spectralclip.adapters.update import Update, require_thin
+
+_PAIRS = (
+    ("lora_A", "lora_B"),
+    ("lora_a", "lora_b"),
+    ("lora_down", "lora_up"),
+    ("lora_embedding_A", "lora_embedding_B"),
+)
+_DORA = "DoRA rescales the sum of base and update: merge it first"
+
+
+def from_model(model: nn.Module, adapter: str | None = None) -> Adapter:
+    """The updates in a model with LoRA-like layers, of peft or others, as they are now.
+
+    The factors are the model's own parameters: what is clipped is clipped in the model.
+
+    Args:
+        model: Any model with modules that have `lora_A` and `lora_B`, or `lora_down` and `lora_up`.
+        adapter: Which one, where the model holds several by name, as those of peft can.
+
+    Raises:
+        ValueError: There is none, or there are several and none is named.
+
+    Example:
+        >>> import torch, spectralclip as sc
+        >>> class Adapted(torch.nn.Linear):
+        ...     def __init__(self):
+        ...         super().__init__(5, 4)
+        ...         self.lora_A = torch.nn.Parameter(torch.eye(2, 5))
+        ...         self.lora_B = torch.nn.Parameter(torch.eye(4, 2))
+        ...         self.scaling = 3.0
+        >>> found = sc.adapters.from_model(torch.nn.Sequential(Adapted()))
+        >>> found["0"].norm
+        3.0
+    """
+    bare = unwrapped(model)
+    found = list(_holders(bare))
+    names = sorted({name for *_, name in found if name is not None})
+    if adapter is None and len(names) > 1:
+        raise ValueError(
+            f"{type(bare).__name__} holds several adapters: expected one of {names} as adapter=."
+        )
+    chosen = adapter if adapter is not None else (names[0] if names else None)
+    updates, left_out = {}, {}
+    for path, module, A, B, name in found:
+        if name is not None and name != chosen:
+            continue
+        layer = path.removeprefix(PEFT_PREFIX)
+        reason = _other_form(module, B, A, name)
+        if reason:
+            left_out[layer] = reason
+        else:
+            updates[layer] = _update(layer, module, A, B, name)
+    if not updates:
+        there = f", got {names}" if names else ""
+        why = "; ".join(f"{layer}: {reason}" for layer, reason in list(left_out.items())[:3])
+        raise ValueError(
+            f"{type(bare).__name__}: expected modules with lora_A and lora_B, or lora_down and "
+            f"lora_up{f', of the adapter {adapter!r}' if adapter is not None else ''}{there}; "
+            f"none was found{f' ({why})' if why else ''}."
+        )
+    return Adapter(chosen or type(bare).__name__, updates, left_out)
+
+
+def _holders(model: nn.Module) -> Iterator[tuple[str, nn.Module, Any, Any, str | None]]:
+    """Modules with two factors: path, module, factors as they are held, name of the adapter."""
+    for path, module in model.named_modules():
+        for first, second in _PAIRS:
+            A: Any = getattr(module, first, None)
+            B: Any = getattr(module, second, None)
+            if _is_table(A) and _is_table(B):
+                for name in A:
+                    if name in B:
+                        yield path, module, A[name], B[name], name
+            elif _factor(A) is not None and _factor(B) is not None:
+                yield path, module, A, B, None
+
+
+def _is_table(held: object) -> bool:
+    return isinstance(held, (nn.ModuleDict, nn.ParameterDict, Mapping))
+
+
+def _factor(held: object) -> Tensor | None:
+    """The tensor of a factor that is held as a parameter, or as a layer with a weight."""
+    tensor = getattr(held, "weight", None) if isinstance(held, nn.Module) else held
+    return tensor if isinstance(tensor, Tensor) else None
+
+
+def _other_form(module: Any, B: Any, A: Any, name: str | None) -> str:
+    magnitudes = getattr(module, "lora_magnitude_vector", None)
+    if magnitudes is not None and (name is None or not _is_table(magnitudes) or name in magnitudes):
+        return _DORA
+    left, right = _factor(B), _factor(A)
+    if left is None or right is None:
+        return "its factors are no tensors"
+    if left.ndim > 2 and left.shape[1] < right.shape[0]:
+        return "a grouped convolution, whose B sees only a part of A's outputs"
+    return ""
+
+
+def _update(layer: str, module: Any, A: Any, B: Any, name: str | None) -> Update:
+    known = {key: getattr(A, key) for key in ("stride", "padding", "dilation") if hasattr(A, key)}
+    transposed = bool(getattr(module, "fan_in_fan_out", False))
+    embeds = _factor(A) is A and name is not None and A is _embedding_factor(module, name)
+    right, left = _factor(A), _factor(B)
+    assert right is not None and left is not None
+    require_thin(layer, right, left)
+    scale = _scale(module, name, right.shape[0])
+    return Update(right, left, scale, name=layer, transposed=transposed or embeds, **known)
+
+
+def _embedding_factor(module: Any, name: str) -> Any:
+    table = getattr(module, "lora_embedding_A", None)
+    return table[name] if table is not None and name in table else None
+
+
+def _scale(module: Any, name: str | None, rank: int) -> float:
+    """`scaling` or `scale` where the module has one, `alpha / rank` where it has that, else 1."""
+    for key in ("scaling", "scale"):
+        told = getattr(module, key, None)
+        if isinstance(told, Mapping):
+            told = told.get(name)
+        if isinstance(told, (int, float)) or (isinstance(told, Tensor) and told.numel() == 1):
+            return float(told)
+    alpha = getattr(module, "alpha", getattr(module, "lora_alpha", None))
+    if isinstance(alpha, Mapping):
+        alpha = alpha.get(name)
+    if isinstance(alpha, (int, float)) or (isinstance(alpha, Tensor) and alpha.numel() == 1):
+        return float(alpha) / rank
+    return 1.0
+
+
+@torch.no_grad()
+def base_weights(model: nn.Module) -> dict[str, Tensor]:
+    """The weights beneath the adapters of a model, by the name of the layer.
+
+    Raises:
+        ValueError: An adapter is merged into its base, which is no longer there then.
+    """
+    weights = {}
+    for path, module, *_ in _holders(unwrapped(model)):
+        layer = path.removeprefix(PEFT_PREFIX)
+        if getattr(module, "merged", False) is True:
+            raise ValueError(
+                f"{layer}: expected an adapter beside its base, got one that is merged into it: "
+                "unmerge it first, with model.unmerge_adapter() of peft, or model.train() of "
+                "loralib."
+            )
+        weight = getattr(getattr(module, "base_layer", module), "weight", None)
+        if isinstance(weight, Tensor):
+            weights[f"{layer}.weight"] = weight
+    return weights

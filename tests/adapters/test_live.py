@@ -1,0 +1,127 @@
+"""Adapters inside of models, found by structure."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from adapter_cases import Adapted, dense, factors
+from torch import nn
+
+import spectralclip as sc
+from spectralclip.adapters import from_model
+
+
+class Named(nn.Module):
+    """A layer that holds several adapters by name, as those of peft do."""
+
+    def __init__(self, *names: str, dora: str = "") -> None:
+        super().__init__()
+        self.base_layer = nn.Linear(20, 12)
+        self.lora_A, self.lora_B = nn.ModuleDict(), nn.ModuleDict()
+        self.lora_magnitude_vector = nn.ModuleDict({dora: nn.Identity()} if dora else {})
+        self.scaling, self.merged = {}, False
+        for seed, name in enumerate(names):
+            A, B = factors(seed, 12, 20, 3)
+            self.lora_A[name] = nn.Linear(20, 3, bias=False)
+            self.lora_B[name] = nn.Linear(3, 12, bias=False)
+            self.lora_A[name].weight.data, self.lora_B[name].weight.data = A, B
+            self.scaling[name] = 2.0 + seed
+
+
+@pytest.mark.parametrize(
+    ("known", "scale"),
+    [
+        ({"scaling": 3.0}, 3.0),
+        ({"scale": 3.0}, 3.0),
+        ({"alpha": 6.0}, 2.0),
+        ({"lora_alpha": 6.0}, 2.0),
+        ({}, 1.0),
+    ],
+)
+def test_a_pair_and_its_scale_are_found(known: dict[str, float], scale: float) -> None:
+    model = nn.Sequential(nn.Linear(20, 20), Adapted(rank=3, **known))
+    adapter = from_model(model)
+    assert list(adapter) == ["1"] and adapter.name == "Sequential"
+    layer = model[1]
+    expected = dense(layer.lora_A.detach(), layer.lora_B.detach(), scale)
+    torch.testing.assert_close(adapter["1"].delta(), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_clipping_moves_the_model_itself() -> None:
+    model = nn.Sequential(Adapted(scaling=3.0))
+    keys, gradients = list(model.state_dict()), [p.requires_grad for p in model.parameters()]
+    weight = model[0].weight.detach().clone()
+    adapter = from_model(model)
+    adapter.clip_(0.5)
+    after = dense(model[0].lora_A.detach(), model[0].lora_B.detach(), 3.0)
+    assert float(torch.linalg.matrix_norm(after, 2)) == pytest.approx(0.5, rel=1e-6)
+    assert list(model.state_dict()) == keys
+    assert [p.requires_grad for p in model.parameters()] == gradients
+    assert torch.equal(model[0].weight, weight)
+
+
+def test_adapters_are_told_apart_by_name() -> None:
+    model = nn.Sequential(Named("style", "subject"), Named("style"))
+    style, subject = from_model(model, "style"), from_model(model, "subject")
+    assert (list(style), list(subject)) == (["0", "1"], ["0"])
+    assert (style["0"].scale, subject["0"].scale) == (2.0, 3.0)
+    with pytest.raises(ValueError, match=r"several adapters.*\['style', 'subject'\]"):
+        from_model(model)
+    with pytest.raises(ValueError, match=r"of the adapter 'other'.*got .*none was found"):
+        from_model(model, "other")
+    found = sc.adapters.report([style, subject], base=model)
+    base = torch.linalg.matrix_norm(model[0].base_layer.weight.detach().double(), 2)
+    assert found.updates[0].base is not None
+    assert found.updates[0].base.norm == pytest.approx(float(base), rel=1e-3)
+
+
+def test_the_geometry_of_a_convolution_is_its_own() -> None:
+    model = nn.Sequential(nn.Module())
+    model[0].lora_down = nn.Conv2d(5, 3, 3, stride=2, padding=1, bias=False)
+    model[0].lora_up = nn.Conv2d(3, 6, 1, bias=False)
+    update = from_model(model)["0"]
+    assert update(torch.ones(1, 5, 8, 8)).shape == (1, 6, 4, 4)
+
+
+def test_embeddings_are_transposed() -> None:
+    words = nn.Module()
+    words.base_layer, words.scaling = nn.Embedding(20, 12), {"x": 2.0}
+    A, B = factors(0, 12, 20, 3)
+    words.lora_embedding_A = nn.ParameterDict({"x": nn.Parameter(A)})
+    words.lora_embedding_B = nn.ParameterDict({"x": nn.Parameter(B)})
+    model = nn.Sequential(words)
+    adapter = from_model(model)
+    assert adapter["0"].transposed
+    (row,) = sc.adapters.report(adapter, base=model).updates
+    both = words.base_layer.weight.detach().double().T + dense(A, B, 2.0)
+    assert row.base is not None
+    assert row.base.sum_norm == pytest.approx(float(torch.linalg.matrix_norm(both, 2)), rel=1e-3)
+
+
+def test_other_forms_are_left_out() -> None:
+    adapter = from_model(nn.Sequential(Named("x"), Named("x", dora="x")))
+    assert list(adapter) == ["0"] and "DoRA" in adapter.left_out["1"]
+    grouped = nn.Module()
+    grouped.lora_down, grouped.lora_up = nn.Conv2d(4, 4, 3), nn.Conv2d(4, 6, 1, groups=2)
+    with pytest.raises(ValueError, match=r"none was found.*grouped"):
+        from_model(nn.Sequential(grouped))
+
+
+def test_a_model_without_adapters_is_refused() -> None:
+    with pytest.raises(ValueError, match="Linear: expected modules with lora_A and lora_B"):
+        from_model(nn.Linear(3, 3))
+
+
+def test_transposed_factors_are_refused() -> None:
+    layer = nn.Linear(9, 9)
+    layer.lora_a, layer.lora_b = nn.Parameter(torch.ones(9, 2)), nn.Parameter(torch.ones(2, 9))
+    with pytest.raises(ValueError, match=r"0: .*got A \(9, 2\) and B \(2, 9\): they seem to be"):
+        from_model(nn.Sequential(layer))
+
+
+def test_a_merged_base_is_refused() -> None:
+    model = nn.Sequential(Named("x"))
+    adapter = from_model(model)
+    model[0].merged = True
+    with pytest.raises(ValueError, match=r"0: expected an adapter beside its base.*unmerge"):
+        sc.adapters.report(adapter, base=model)

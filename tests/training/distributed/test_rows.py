@@ -1,0 +1,72 @@
+"""Rows of one parameter among several processes: one owner for all, and equal weights after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from distributed_cases import OPTIMIZERS, bare, same, whole
+from processes import Processes
+from sharding import FSDP
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from spectralclip import attach
+
+BOUND = 0.5
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.gru, self.out = nn.GRU(4, 6, batch_first=True), nn.Linear(6, 3)
+        self.attn = nn.MultiheadAttention(6, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.gru(x)[0]
+        return self.out((x + self.attn(x, x, x)[0])[:, -1])  # type: ignore[no-any-return]
+
+
+def _wrapped(kind: str) -> nn.Module:
+    model = Recurrent()
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    if kind == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model.gru)
+        fully_shard(model)
+    return model
+
+
+def _trained(kind: str, name: str) -> Any:
+    model = _wrapped(kind)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    attachment = attach(model, optimizer, torch.zeros(1, 3, 4), max_norm=BOUND)
+    for step in range(6):
+        x = torch.randn(8, 3, 4, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        (10 * model(x).sum(1) - 10 * x.sum((1, 2))).square().mean().backward()
+        optimizer.step()
+    found = {n: whole(p) for n, p in bare(model).named_parameters()}
+    for n, p in bare(model).named_parameters():
+        state = optimizer.state[p]
+        found[f"momentum of {n}"] = whole(state.get("momentum_buffer", state.get("exp_avg")))
+    return found, sorted(attachment.layers), sorted(attachment.state_dict()["layers"])
+
+
+@pytest.mark.filterwarnings("ignore:Within these bounds")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kind", ["ddp", FSDP])
+def test_as_in_one_process(pair: Processes, kind: str, optimizer: str) -> None:
+    (weights, layers, states), (others, *_) = pair.run(_trained, kind, optimizer)
+    assert same(weights, others)
+    assert layers == states and len(layers) == 11
+    alone, *_ = _trained("alone", optimizer)
+    for name, value in alone.items():
+        torch.testing.assert_close(weights[name], value, rtol=0, atol=2e-5)
+    for name in ("gru.weight_ih_l0", "gru.weight_hh_l0", "attn.in_proj_weight"):
+        norms = [float(torch.linalg.matrix_norm(part, 2)) for part in weights[name].split(6)]
+        assert max(norms) <= 1.02 * BOUND and max(norms) > 0.9 * BOUND
