@@ -216,6 +216,15 @@ Q = "base_model.model.layers.0.q_proj"
             {},
             "several adapters",
         ),
+        (
+            {
+                **peft_tensors(),
+                "layers.0.q_proj.lora_A": torch.ones(4, 20),
+                "layers.0.q_proj.lora_B": torch.ones(12, 4),
+            },
+            {"alpha": 1.0},
+            rf"'{Q}.lora_A.weight' and 'layers.0.q_proj.lora_A' are of the same layer",
+        ),
         ({"a.lora_a": torch.ones(9, 2), "a.lora_b": torch.ones(2, 9)}, {}, "to be transposed"),
         ({"a.lora_a": torch.ones(9, 2), "a.lora_b": torch.ones(2, 7)}, {}, "not transposed"),
         (peft_tensors(), {"config": {"r": 8, "lora_alpha": 8}}, "the rank 8 .* got 4"),

@@ -61,6 +61,7 @@ def find_pairs(keys: Mapping[str, Any], file: str) -> tuple[dict[str, Pair], dic
     left_out: dict[str, str] = {}
     used: set[str] = set()
     adapters: set[str] = set()
+    doubled = ""
     for key in keys:
         match = _FACTOR.fullmatch(key)
         if match is None:
@@ -77,11 +78,17 @@ def find_pairs(keys: Mapping[str, Any], file: str) -> tuple[dict[str, Pair], dic
         used.add(key)
         if token in TOKENS:
             layer = match["layer"].removeprefix(PEFT_PREFIX)
+            if layer in pairs:
+                doubled = f"{pairs[layer].A!r} and {key!r} are of the same layer, {layer!r}"
             pairs[layer] = Pair(layer, key, partner, token.startswith("lora_embedding"))
     if len(adapters) > 1:
         raise ValueError(
             f"{file} holds several adapters ({', '.join(sorted(map(repr, adapters)))}): expected "
             "one. Save each in a file of its own."
+        )
+    if doubled:
+        raise ValueError(
+            f"{file}: keys {doubled}: expected one pair of factors. Save each in a file of its own."
         )
     for key in keys:
         layer, reason = _other(key)
