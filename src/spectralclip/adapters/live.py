@@ -112,6 +112,10 @@ def _other_form(module: Any, B: Any, A: Any, name: str | None) -> str:
         return "its factors are no tensors"
     if left.ndim > 2 and left.shape[1] < right.shape[0]:
         return "a grouped convolution, whose B sees only a part of A's outputs"
+    if getattr(A, "groups", 1) != 1:
+        return "a grouped convolution, whose A sees only a part of the inputs"
+    if getattr(A, "padding_mode", "zeros") != "zeros":
+        return f"its convolution pads by {A.padding_mode!r}: updates are measured with zeros"
     return ""
 
 
