@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from spectralclip._audit import Column, Sheet, document_of, interval_text, plain_table, to_text
 from spectralclip._clipping import ClipResult
 from spectralclip._common import shown_name, shown_reason
-from spectralclip.adapters.adapter import Adapter
+from spectralclip.adapters.adapter import Adapter, checked_size
 from spectralclip.adapters.base import base_matrix, matched_keys
 from spectralclip.adapters.live import base_weights
 from spectralclip.adapters.measures import (
@@ -190,6 +190,7 @@ def report(
         raise ValueError("report needs an adapter, or several: got none.")
     if not k >= 1:
         raise ValueError(f"k: expected a number of directions of at least 1, got {k!r}.")
+    size = checked_size(size, given.values())
     weights = base_weights(base) if isinstance(base, nn.Module) else base
     rows, left_out = [], {}
     for name, adapter in given.items():
