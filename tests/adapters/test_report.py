@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -115,6 +116,17 @@ def test_three_adapters_are_added_in_pairs_and_together() -> None:
     assert clashes[-1].sum_norm == pytest.approx(norm(sum(deltas(*three), torch.zeros(40, 30))))
     assert clashes[-1].cosine is None
     assert report([pair(5), pair(6, layer="other")]).clashes == ()
+
+
+def test_names_are_told_apart_by_numbers_that_are_free() -> None:
+    given = [pair(5, name="a"), pair(6, name="a"), pair(7, name="a (1)")]
+    assert report(given).adapters == ("a (2)", "a (3)", "a (1)")
+
+
+@pytest.mark.parametrize("given", ["a.safetensors", [{"fc.lora_A": torch.ones(2, 2)}]])
+def test_what_is_no_adapter_is_refused(given: Any) -> None:
+    with pytest.raises(TypeError, match=r"takes adapters, such as spectralclip.adapters.load"):
+        report(given)
 
 
 def test_a_sum_may_have_more_rank_than_sides() -> None:
