@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from oracle import dense_matrix
-from spectralclip import kernel_operator, norm_bounds, singular_values, svds
+from spectralclip import kernel_norm, kernel_operator, norm_bounds, singular_values, svds
 
 MODULES = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 CASES: list[tuple[int, dict[str, Any]]] = [
@@ -91,6 +91,21 @@ def test_spectrum_and_bounds_take_it(options: dict[str, Any]) -> None:
         interval = norm_bounds(op, deterministic=deterministic)
         assert truth[0] in interval
         assert interval.width <= 0.0101
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e-120, 1e-70, 1e120, 1e200, 1e300])
+@pytest.mark.parametrize("mode", ["zeros", "reflect"])
+def test_extreme_scales(scale: float, mode: str) -> None:
+    kernel = random_kernel(4, 4, 3, 3)
+    options: dict[str, Any] = {"padding": 1, "padding_mode": mode}
+    plain = kernel_operator(kernel, (4, 9, 9), **options).to_dense().numpy()
+    truth = scale * np.linalg.norm(plain, 2)
+    op = kernel_operator(scale * kernel, (4, 9, 9), **options)
+    assert kernel_norm(scale * kernel, (4, 9, 9), **options) == pytest.approx(
+        truth, rel=1e-6, abs=0
+    )
+    for deterministic in (False, True):
+        assert truth in norm_bounds(op, deterministic=deterministic)
 
 
 GOOD: dict[str, Any] = {"kernel": random_kernel(6, 4, 3, 3), "in_shape": (4, 8, 8)}
