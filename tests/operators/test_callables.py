@@ -90,12 +90,16 @@ def test_a_function_that_works_in_place_spoils_nothing() -> None:
     assert torch.equal(x, torch.arange(5.0, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("scale", [1e-25, 1e25])
+@pytest.mark.parametrize("scale", [1e-200, 1e-25, 1e25, 1e200])
 def test_extreme_scales(scale: float) -> None:
     op = LinearOperator.from_callables(
         lambda x: scale * forward(x), lambda y: scale * backward(y), IN, OUT
     )
     assert scale * np.linalg.norm(MATRIX, 2) in norm_bounds(op)
+    with pytest.raises(ValueError, match="it is 2 times the transpose"):
+        LinearOperator.from_callables(
+            lambda x: scale * forward(x), lambda y: 2 * scale * backward(y), IN, OUT
+        )
 
 
 def test_has_no_parameters() -> None:
