@@ -90,6 +90,21 @@ def test_a_function_that_works_in_place_spoils_nothing() -> None:
     assert torch.equal(x, torch.arange(5.0, dtype=torch.float64))
 
 
+def test_functions_may_answer_in_memory_that_they_use_again() -> None:
+    matrix = torch.from_numpy(MATRIX)
+    images, backs = (matrix.new_zeros(100, side) for side in matrix.shape)
+    op = LinearOperator.from_callables(
+        lambda x: torch.matmul(x, matrix.T, out=images[: len(x)]),
+        lambda y: torch.matmul(y, matrix, out=backs[: len(y)]),
+        *reversed(MATRIX.shape),
+        arrays="torch",
+        batched=True,
+        dtype=torch.float64,
+    )
+    np.testing.assert_allclose(op.to_dense().numpy(), MATRIX, rtol=1e-10, atol=1e-10)
+    assert np.linalg.norm(MATRIX, 2) in norm_bounds(op)
+
+
 @pytest.mark.parametrize("scale", [1e-200, 1e-25, 1e25, 1e200])
 def test_extreme_scales(scale: float) -> None:
     op = LinearOperator.from_callables(

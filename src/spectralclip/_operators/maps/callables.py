@@ -51,7 +51,8 @@ class ArrayFunction:
     def answer(self, x: Tensor) -> Tensor:
         """What the function makes of a batch, in the precision that it answers in."""
         if self.batched:
-            return self._called(x, (x.shape[0], *self.target))
+            # A copy: the next call may write into the same tensor.
+            return self._called(x, (x.shape[0], *self.target)).clone()
         return torch.stack([self._called(row, self.target) for row in x])
 
     def _called(self, x: Tensor, expected: Shape) -> Tensor:
