@@ -164,6 +164,11 @@ def test_a_bent_product_is_refused(wrong: Callable[[Any], Any], says: str) -> No
         ({"in_shape": (5, 0)}, "in_shape must have at least one dimension and no empty one"),
         ({"out_shape": "ab"}, "out_shape must be a sequence of integers"),
         ({"arrays": "jax"}, 'arrays must be "numpy" or "torch"'),
+        ({"dtype": np.float64}, "dtype must be a torch.dtype such as torch.float64, got"),
+        (
+            {"matvec": lambda x: torch.ones(70, 90, dtype=torch.float64) @ x, "arrays": "torch"},
+            r"dtype torch.float32: RuntimeError.*dtype=torch.float64",
+        ),
         ({"matvec": 3}, "matvec must be a function of an array, got int"),
     ],
 )

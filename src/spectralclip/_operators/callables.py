@@ -42,6 +42,8 @@ def callable_maps(
     for apply, role in zip(products, ("matvec", "rmatvec"), strict=True):
         if not callable(apply):
             raise TypeError(f"{role} must be a function of an array, got {type(apply).__name__}.")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype such as torch.float64, got {dtype!r}.")
     source, target = (
         _checked_shape(shape, side)
         for shape, side in zip(shapes, ("in_shape", "out_shape"), strict=True)

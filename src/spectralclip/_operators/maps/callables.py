@@ -61,11 +61,12 @@ class ArrayFunction:
         try:
             returned = self.apply(given)
         except Exception as error:
-            other = "torch" if self.arrays == "numpy" else "numpy"
+            hint = 'arrays="torch" hands tensors over'
+            if self.arrays == "torch":
+                hint = 'dtype=torch.float64 hands that precision over, arrays="numpy" NumPy arrays'
             raise ValueError(
                 f"{self.role} cannot be applied to {_described(given)}: {type(error).__name__}: "
-                f'{one_line(error)} (arrays="{other}" hands {other} arrays over, and batched=True '
-                "batches of them)."
+                f"{one_line(error)} ({hint}, and batched=True batches of them)."
             ) from error
         found = as_tensor(returned, f"What {self.role} returns")
         if tuple(found.shape) != expected:
