@@ -72,6 +72,24 @@ def test_pairs_of_padding() -> None:
     np.testing.assert_allclose(op.to_dense().numpy(), dense_matrix(padded, (2, 5, 6)), atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("options", "plain"),
+    [
+        ({"stride": np.int64(2), "groups": np.int64(2)}, {"stride": 2, "groups": 2}),
+        (
+            {"padding": np.int64(1), "dilation": np.array([1, 2])},
+            {"padding": 1, "dilation": (1, 2)},
+        ),
+        ({"padding": np.array([1, 0])}, {"padding": (1, 0)}),
+        ({"padding": np.array([[1, 2], [0, 1]])}, {"padding": ((1, 2), (0, 1))}),
+    ],
+)
+def test_sizes_may_be_those_of_numpy(options: dict[str, Any], plain: dict[str, Any]) -> None:
+    kernel = random_kernel(6, 4 // plain.get("groups", 1), 3, 3)
+    found, expected = (kernel_operator(kernel, (4, 8, 8), **one) for one in (options, plain))
+    assert torch.equal(found.to_dense(), expected.to_dense())
+
+
 def test_a_matrix_is_a_kernel_without_axes() -> None:
     matrix = random_kernel(5, 8)
     truth = np.linalg.svd(matrix, compute_uv=False)
@@ -124,6 +142,10 @@ GOOD: dict[str, Any] = {"kernel": random_kernel(6, 4, 3, 3), "in_shape": (4, 8, 
         ({"stride": 1.5}, "stride must be an integer or 2 of them, got 1.5"),
         ({"padding": -1}, "padding must be an integer of at least 0"),
         ({"padding": "full"}, 'padding must be numbers, "same" or "valid"'),
+        ({"padding": None}, "padding must be an integer or 2 of them, got None"),
+        ({"padding": 1.5}, "padding must be an integer or 2 of them, got 1.5"),
+        ({"padding": ((1, 1), 1)}, r"a pair \(low, high\) for each of 2 axes"),
+        ({"padding": ((1, 1.5), (1, 1))}, "padding must be an integer"),
         ({"padding": ((1, 1),)}, r"a pair \(low, high\) for each of 2 axes"),
         ({"padding": 8, "padding_mode": "reflect"}, "more than the 7 that a side of 8 has"),
         ({"padding": 9, "padding_mode": "circular"}, "more than the 8 that a side of 8 has"),
