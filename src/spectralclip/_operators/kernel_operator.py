@@ -100,7 +100,6 @@ def kernel_operator(
             f"batch dimension, got {shape}."
         )
     geometry = _geometry(name, weight, shape, (stride, dilation), padding, padding_mode, groups)
-    _require_channels(name, shape[0], weight.shape[1], geometry.groups)
 
     def convolve(x: Tensor) -> Tensor:
         ends = list(zip(geometry.before, geometry.after, strict=True))
@@ -183,6 +182,7 @@ def _geometry(
             f"groups must be a positive divisor of the {weight.shape[0]} output channels of "
             f"{name}, got {groups!r}."
         )
+    _require_channels(name, shape[0], weight.shape[1], groups)
     extent = [d * (k - 1) + 1 for d, k in zip(dilation, weight.shape[2:], strict=True)]
     pads = _pads(padding, shape[1:], stride, extent)
     before, after = (tuple(end) for end in zip(*pads, strict=True))
