@@ -52,7 +52,13 @@ def test_numbers(factor: float, verdict: str, upper: bool, lower: bool) -> None:
 
 @pytest.mark.parametrize(
     ("ends", "verdict"),
-    [((0.9, 1.1), "right"), ((1.1, 1.2), "wrong"), ((0.8, 0.9), "wrong"), ((0.0, 1e9), "right")],
+    [
+        ((0.0, math.inf), "wrong"),
+        ((0.9, 1.1), "right"),
+        ((1.1, 1.2), "wrong"),
+        ((0.8, 0.9), "wrong"),
+        ((0.0, 1e9), "right"),
+    ],
 )
 def test_intervals(ends: tuple[float, float], verdict: str) -> None:
     truth = DENSE[0].value

@@ -210,11 +210,11 @@ def _judged(
     truth = layer.norm
     if math.isnan(lower) or math.isnan(upper):
         return "wrong", "it is not a number"
+    if math.isinf(upper) or upper < 0:
+        return "wrong", "a norm is finite and not negative"
     if is_interval:
         holds = lower <= truth.upper and upper >= truth.lower
         return ("right", "") if holds else ("wrong", "the interval does not hold the norm")
-    if math.isinf(upper) or upper < 0:
-        return "wrong", "a norm is finite and not negative"
     if upper > truth.upper * (1 + tol):
         return "above", ""
     return ("below" if upper < truth.lower * (1 - tol) else "right"), ""
