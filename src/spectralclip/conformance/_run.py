@@ -200,7 +200,7 @@ def _number(returned: Any) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(
-            f"expected a number or the two ends of an interval, got {one_line(repr(returned)):.80}"
+            f"expected a number or the two ends of an interval, got {returned!r:.80}"
         ) from error
 
 
