@@ -65,6 +65,21 @@ def test_an_update_beside_its_base() -> None:
     assert row.base.intruders == int((inside < 0.5).sum())
 
 
+def test_a_base_of_low_rank_has_no_other_directions() -> None:
+    A, B = torch.eye(20)[2:4], torch.eye(12)[:, 2:4]
+    adapter = from_tensors({"fc.lora_A": A, "fc.lora_B": 9 * B})
+    weight = torch.zeros(12, 20)
+    (zero,) = report(adapter, {"fc.weight": weight}).updates
+    assert zero.base is not None
+    assert (zero.base.output_angles, zero.base.input_angles) == ((), ())
+    assert zero.base.intruders == 2  # all that the sum has
+    weight[0, 0] = 3.0
+    (one,) = report(adapter, {"fc.weight": weight}).updates
+    assert one.base is not None
+    assert one.base.output_angles == one.base.input_angles == (pytest.approx(90),)
+    assert one.base.intruders == 2
+
+
 def test_intruders_are_new_leading_directions() -> None:
     base = torch.diag(torch.linspace(2, 0.1, 30))
     A, B = torch.zeros(2, 30), torch.zeros(30, 2)
