@@ -250,6 +250,7 @@ Q = "base_model.model.layers.0.q_proj"
         ({"a.lora_a": torch.ones(9, 2), "a.lora_b": torch.ones(2, 9)}, {}, "to be transposed"),
         ({"a.lora_a": torch.ones(9, 2), "a.lora_b": torch.ones(2, 7)}, {}, "not transposed"),
         (peft_tensors(), {"config": {"r": 8, "lora_alpha": 8}}, "the rank 8 .* got 4"),
+        (peft_tensors(), {"config": {"r": "4", "lora_alpha": 8}}, "the rank '4' .* got 4"),
         (peft_tensors(), {"config": {"peft_type": "LOHA"}}, "expected peft_type LORA, got 'LOHA'"),
         (peft_tensors(), {"config": {"r": 4, "lora_alpha": "8"}}, "a number for lora_alpha"),
         (peft_tensors(), {"config": {"alpha_pattern": {"(": 1}, "r": 4}}, "alpha_pattern holds no"),

@@ -12,6 +12,8 @@ from torch import Tensor
 from spectralclip._clipping import ClipResult
 from spectralclip._common import Shape, TensorFile, as_shape, packed, replacing
 from spectralclip.adapters.naming import (
+    DORA,
+    GROUPED,
     PEFT_PREFIX,
     Configuration,
     Pair,
@@ -249,10 +251,10 @@ def _configuration(
 def _other_form(tensors: Mapping[str, Tensor], pair: Pair, told: Configuration | None) -> str:
     """Why a pair of factors is no plain update; empty if it is one."""
     if told is not None and told.uses_dora(pair.layer):
-        return "DoRA rescales the sum of base and update: merge it first"
+        return DORA
     A, B = tensors[pair.A], tensors[pair.B]
     if A.ndim == B.ndim > 2 and 0 < B.shape[1] < A.shape[0] and A.shape[0] % B.shape[1] == 0:
-        return "a grouped convolution, whose B sees only a part of A's outputs"
+        return GROUPED
     return ""
 
 

@@ -35,11 +35,14 @@ _WORDS = "|".join(map(re.escape, (*TOKENS, *TOKENS.values())))
 _FACTOR = re.compile(
     rf"(?P<layer>.+?)[._](?P<token>{_WORDS})(?:\.(?P<adapter>(?!weight$|bias$)[^.]+))?(?:\.weight)?"
 )
+# Why an update is left out.
+DORA = "DoRA rescales the sum of base and update: merge it first"
+GROUPED = "a grouped convolution, whose B sees only a part of A's outputs"
 # What makes an update something else than the product of two factors, by the end of its key.
 _OTHER_FORMS = {
-    "lora_magnitude_vector": "DoRA rescales the sum of base and update: merge it first",
-    "lora_magnitude_vector.weight": "DoRA rescales the sum of base and update: merge it first",
-    "dora_scale": "DoRA rescales the sum of base and update: merge it first",
+    "lora_magnitude_vector": DORA,
+    "lora_magnitude_vector.weight": DORA,
+    "dora_scale": DORA,
     "lora_mid.weight": "it has a third factor (Tucker form)",
     "lora_E": "AdaLoRA has a third factor, of singular values",
     "lora_E.weight": "AdaLoRA has a third factor, of singular values",
@@ -150,7 +153,7 @@ class Configuration:
         told = entries.get("r") if told is None else told
         if told is not None and told != rank:
             raise ValueError(
-                f"{layer}: expected the rank {told} that {self._origin} tells, got {rank} in the "
+                f"{layer}: expected the rank {told!r} that {self._origin} tells, got {rank} in the "
                 "file: do they belong together?"
             )
         if alpha is None:
