@@ -179,6 +179,18 @@ def test_what_computes_something_else_is_not_guessed() -> None:
     assert place.operation == "Unknown" and "in a way that is not known" in place.reason
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_hooks_around_a_layer_are_not_overlooked(before: bool) -> None:
+    layer = nn.LSTM(3, 3)
+    if before:
+        layer.register_forward_pre_hook(lambda layer, args: (50 * args[0],))
+    else:
+        layer.register_forward_hook(lambda layer, args, found: (50 * found[0], found[1]))
+    model = Function(lambda x, layer: layer(x)[0], layer)
+    (place,) = lipschitz_bounds(model, torch.randn(1, 4, 3), local=False).unbounded
+    assert place.operation == "LSTM" and "hooks" in place.reason
+
+
 class Classifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
