@@ -10,6 +10,7 @@ import pytest
 import torch
 from seeds import seeded
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from oracle.slopes import Function
 from spectralclip import attach, init_at_bound_, lipschitz_bounds
@@ -189,6 +190,28 @@ def test_hooks_around_a_layer_are_not_overlooked(before: bool) -> None:
     model = Function(lambda x, layer: layer(x)[0], layer)
     (place,) = lipschitz_bounds(model, torch.randn(1, 4, 3), local=False).unbounded
     assert place.operation == "LSTM" and "hooks" in place.reason
+
+
+class Times(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 100 * x
+
+
+def test_a_bias_that_is_computed_counts_as_it_is() -> None:
+    """With `n = tanh(r * 100 - 50)`, the slope of the reset gate is multiplied by 100."""
+    layer = nn.GRU(1, 1).double()
+    weights = {"ih": (1.0, 0.0, 0.0), "hh": (0.0, 0.0, 0.0)}
+    biases = {"ih": (0.0, -20.0, -50.0), "hh": (0.0, 0.0, 1.0)}
+    with torch.no_grad():
+        for side in ("ih", "hh"):
+            getattr(layer, f"weight_{side}_l0").copy_(torch.tensor(weights[side])[:, None])
+            getattr(layer, f"bias_{side}_l0").copy_(torch.tensor(biases[side]))
+    parametrize.register_parametrization(layer, "bias_hh_l0", Times())
+    x = torch.zeros(1, 1, 1, dtype=torch.float64)
+    slope = torch.autograd.functional.jacobian(lambda x: layer(x)[0], x).item()
+    assert slope == pytest.approx(25, rel=1e-6)
+    model = Function(lambda x, layer: layer(x)[0], layer)
+    assert slope <= lipschitz_bounds(model, x, local=False).upper < math.inf
 
 
 class Classifier(nn.Module):

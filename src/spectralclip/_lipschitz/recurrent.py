@@ -124,7 +124,7 @@ def _growth(module: Any, suffix: str, norms: Mapping[str, float], sizes: Sequenc
 
 def _largest_bias(module: Any, suffix: str) -> float:
     """The largest entry of what is added to the state inside the reset gate."""
-    bias = module._parameters.get(f"bias_hh{suffix}")
+    bias = getattr(module, f"bias_hh{suffix}", None)  # which a parametrization may compute
     if bias is None:
         return 0.0
     return float(bias.detach()[2 * module.hidden_size :].abs().max())
