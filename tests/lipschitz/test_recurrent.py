@@ -169,7 +169,8 @@ class Packed(nn.Module):
 
 def test_packed_sequences_have_no_bound() -> None:
     bound = lipschitz_bounds(Packed(), torch.randn(1, 4, 3), local=False)
-    assert math.isinf(bound.upper) and bound.unbounded
+    assert math.isinf(bound.upper) and bound.unbounded[-1].where == "layer"
+    assert "packed" in bound.unbounded[-1].reason
 
 
 def test_what_computes_something_else_is_not_guessed() -> None:
