@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -202,6 +202,34 @@ def test_names_and_layers_that_are_used_again() -> None:
     model = nn.Sequential(Grouped(), nn.Linear(10, 12))
     twice = nn.Sequential(model, model)
     assert list(attention_heads(twice, X)) == [f"0.0[{n}]" for n in range(4)]
+
+
+class SelfAndCross(nn.Module):
+    """Two kinds of attention in one `forward`, the second twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with seeded(1):
+            self.parts = nn.ModuleList(nn.Linear(12, 12) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for first in (0, 4, 4):
+            q, k, v, out = self.parts[first : first + 4]
+            heads = (part(x).unflatten(-1, (2, 6)).transpose(1, 2) for part in (q, k, v))
+            x = x + out(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
+        return x
+
+
+def test_a_module_that_computes_attention_twice_has_the_heads_of_both() -> None:
+    model = SelfAndCross()
+    heads = attention_heads(model, X)
+    assert list(heads) == [f"[{n}]" for n in range(4)]
+    for n, head in enumerate(heads.values()):
+        first, rows = 4 * (n // 2), slice(6 * (n % 2), 6 * (n % 2) + 6)
+        q, k, v, out = (cast(nn.Linear, part) for part in model.parts[first : first + 4])
+        q, k, v = (augmented(part.weight, part.bias)[rows] for part in (q, k, v))
+        assert holds(head.logit, norm(q.T @ k / math.sqrt(6))) and head.index == n
+        assert holds(head.value, norm(out.weight[:, rows].detach().double() @ v))
 
 
 def test_keys_that_come_from_no_input() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, final
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from spectralclip._attention.match import Found, find_given, find_made
-from spectralclip._attention.observe import AttentionCall, DenseCall, observe
+from spectralclip._attention.observe import AttentionCall, DenseCall, Observed, observe
 from spectralclip._attention.products import factor_bounds, product_bounds
 from spectralclip._bounds import Interval
 from spectralclip._linalg import on_host
@@ -137,9 +137,8 @@ def heads_of(model: nn.Module, example_inputs: ExampleInputs, survey: Survey) ->
     layers = [one.modules[0] for one in survey.layers("none").values()]
     dense = [part for part in layers if not isinstance(part, (Rows, nn.Embedding))]
     if _attends(model):
-        seen = observe(model, example_inputs, dense)
-        for call in seen.attention:
-            _add(found, _of_call(call, seen.dense))
+        for call in different_calls(observe(model, example_inputs, dense)):
+            _add(found, _of_call(*call))
     return found
 
 
@@ -150,9 +149,7 @@ def _attends(model: nn.Module) -> bool:
 
 
 def _add(found: dict[str, Head], heads: Sequence[Head]) -> None:
-    for head in heads:
-        # A layer that is used again has the same matrices.
-        found.setdefault(f"{head.layer}[{head.index}]", head)
+    found.update((f"{head.layer}[{head.index}]", head) for head in heads)
 
 
 _Matrices: TypeAlias = dict[nn.Module, tuple[Tensor, Tensor]]
@@ -176,6 +173,7 @@ def _heads(
     keys: Sequence[int] | None = None,
     is_rotary: bool = False,
     note: str = "",
+    start: int = 0,
 ) -> list[Head]:
     def of(product: _Product | None, n: int) -> tuple[Interval | None, Any]:
         if product is None:
@@ -186,7 +184,7 @@ def _heads(
     for n in range(count):
         (logit, own), (value, other) = of(logits, n), of(values, n)
         key = n if keys is None else keys[n]
-        made.append(Head(layer, n, key, logit, value, is_rotary, note, (own, other)))
+        made.append(Head(layer, start + n, key, logit, value, is_rotary, note, (own, other)))
     return made
 
 
@@ -233,14 +231,49 @@ def _whole(tensor: Tensor) -> Tensor:
 # --- What was seen ---------------------------------------------------------------------------
 
 
-def _of_call(call: AttentionCall, dense: Sequence[DenseCall]) -> list[Head]:
-    count = call.queries.shape[1]
+class Traced(NamedTuple):
+    """Where the queries, keys and values of a call come from, and what reads the result."""
+
+    queries: Found | None
+    keys: Found | None
+    values: Found | None
+    output: Found | None
+
+    def matrices(self) -> tuple[Any, ...]:
+        """Which columns of which dense layers these are."""
+        return tuple(one and (one.call.module, one.columns) for one in self)
+
+
+def traced(call: AttentionCall, dense: Sequence[DenseCall]) -> Traced:
+    """The dense layers around a call of attention."""
     before, after = dense[: call.before], dense[call.before :]
-    queries, keys = (
-        find_made(before, heads, rotations=True) for heads in (call.queries, call.keys)
+    return Traced(
+        find_made(before, call.queries, rotations=True),
+        find_made(before, call.keys, rotations=True),
+        find_made(before, call.values, rotations=False),
+        find_given(after, call.result),
     )
-    made = find_made(before, call.values, rotations=False)
-    read = find_given(after, call.result)
+
+
+def different_calls(seen: Observed) -> Iterator[tuple[AttentionCall, Traced, int]]:
+    """The calls of attention, each with the number that its first head has in its module.
+
+    A module may compute attention twice: with other matrices these are further heads of it, as
+    self- and cross-attention in one block; with the same ones, a layer that is used again.
+    """
+    known: dict[str, dict[Any, int]] = {}  # how many heads there are with these matrices
+    for call in seen.attention:
+        found = traced(call, seen.dense)
+        counts = known.setdefault(call.where, {})
+        if found.matrices() not in counts:
+            start = sum(counts.values())
+            counts[found.matrices()] = call.queries.shape[1]
+            yield call, found, start
+
+
+def _of_call(call: AttentionCall, found: Traced, start: int) -> list[Head]:
+    count = call.queries.shape[1]
+    queries, keys, made, read = found
     matrices: _Matrices = {}
     notes, numbers, is_rotary = [], None, False
     logits = values = None
@@ -259,7 +292,13 @@ def _of_call(call: AttentionCall, dense: Sequence[DenseCall]) -> list[Head]:
         first, second = _reading(read, matrices), _making(made, matrices)[places]
         values = _Product(first, second, product_bounds(first, second))
     note = "; ".join(notes)
-    return _heads(call.where, count, logits, values, keys=numbers, is_rotary=is_rotary, note=note)
+    return _heads(
+        *(call.where, count, logits, values),
+        keys=numbers,
+        is_rotary=is_rotary,
+        note=note,
+        start=start,
+    )
 
 
 def _logits(
