@@ -185,7 +185,7 @@ def test_normalized_queries_have_values_and_a_reason() -> None:
     heads = attention_heads(model, X)
     expected = products(model, 1.0)
     for head, (_, _, value) in zip(heads.values(), expected, strict=True):
-        assert head.logit is None and "no linear function" in head.note
+        assert head.logit is None and "normalized" in head.note
         assert holds(head.value, norm(value))
         with pytest.raises(ValueError, match=r"Head 0 of '' has no logits: .*normalized"):
             heads["[0]"].logit_operator()
@@ -196,6 +196,20 @@ def test_what_is_between_the_heads_and_the_output_is_said() -> None:
     model.c = nn.Sequential(nn.GELU(), nn.Linear(24, 10))  # type: ignore[assignment]
     for head in attention_heads(model, X).values():
         assert head.logit is not None and head.value is None and "no dense layer reads" in head.note
+
+
+class Own(nn.MultiheadAttention):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        packed = F.linear(x, self.in_proj_weight).unflatten(-1, (3, 2, 6))
+        heads = F.scaled_dot_product_attention(*packed.permute(2, 0, 3, 1, 4))
+        return self.out_proj(heads.transpose(1, 2).flatten(2))
+
+
+def test_a_subclass_of_attention_with_a_forward_of_its_own_is_not_passed_over() -> None:
+    heads = attention_heads(Own(12, 2), X)
+    assert list(heads) == ["[0]", "[1]"]
+    for head in heads.values():
+        assert head.logit is None and head.value is None and "without a module" in head.note
 
 
 def test_names_and_layers_that_are_used_again() -> None:

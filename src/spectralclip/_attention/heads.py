@@ -30,11 +30,12 @@ from spectralclip._operators import (
     plain_numerics,
 )
 
-NOT_LINEAR = (
-    "queries or keys are no linear function of the input, as where they are normalized; or the "
-    "example does not show it: rotations are seen at four positions or more, with different tokens"
+NO_LOGITS = (
+    "queries or keys are not neighbouring outputs of a dense layer, as where they are normalized "
+    "or made without a module; or the example does not show it: rotations are seen at four "
+    "positions or more, with different tokens"
 )
-NO_VALUES = "values are made in a way that is not linear, or is not seen"
+NO_VALUES = "values are not neighbouring outputs of a dense layer"
 NO_OUTPUT = "no dense layer reads what the heads make, as it is"
 EXTRA_KEYS = "with add_bias_kv there are keys and values that come from no input"
 COMPUTED = "its weights are computed, as by a parametrization"
@@ -278,7 +279,7 @@ def _of_call(call: AttentionCall, found: Traced, start: int) -> list[Head]:
     notes, numbers, is_rotary = [], None, False
     logits = values = None
     if queries is None or keys is None:
-        notes.append(NOT_LINEAR)
+        notes.append(NO_LOGITS)
     else:
         is_rotary = queries.is_rotated or keys.is_rotated
         places = [n * len(keys.columns) // count for n in range(count)]
