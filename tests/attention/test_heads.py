@@ -259,6 +259,16 @@ def test_a_model_without_attention_has_no_heads() -> None:
     assert attention_heads(nn.Sequential(nn.Linear(12, 3), nn.ReLU()), X) == {}
 
 
+def test_weights_that_are_not_finite_are_named() -> None:
+    layer, model = nn.MultiheadAttention(12, 3, batch_first=True), nn.Sequential(Grouped())
+    nn.init.constant_(layer.in_proj_bias, math.nan)
+    nn.init.constant_(model[0].b.weight, math.inf)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="projections of attention in 'the model itself' hold NaN"):
+        attention_heads(layer, (X, X, X))
+    with pytest.raises(ValueError, match="Queries, keys or values of attention in '0' hold NaN"):
+        attention_heads(model, X)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_precisions(dtype: torch.dtype) -> None:
     model = Grouped().to(dtype)

@@ -116,6 +116,9 @@ def attention_heads(model: nn.Module, example_inputs: ExampleInputs) -> dict[str
     Returns:
         The heads, by the name of the layer and their number in brackets, in the order of use.
 
+    Raises:
+        ValueError: The matrices of a head, or what they make, hold NaN or infinite values.
+
     Example:
         >>> import torch
         >>> from spectralclip import attention_heads
@@ -213,8 +216,17 @@ def _of_module(name: str, module: Any, parts: dict[str, Rows]) -> list[Head]:
         for weight, own in zip(weights, biases, strict=False)
     )
     q, out = q / math.sqrt(width), weights[3].T.unflatten(0, (count, width))
+    _require_finite(name, "The projections", q, k, v, out)
     logits = _Product(q, k, product_bounds(q, k))
     return _heads(name, count, logits, _Product(out, v, product_bounds(out, v)))
+
+
+def _require_finite(layer: str, what: str, *tensors: Tensor) -> None:
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
+        raise ValueError(
+            f"{what} of attention in {layer or 'the model itself'!r} hold NaN or infinite values: "
+            "its heads have no norms. Restore finite weights."
+        )
 
 
 def _matrix(part: Rows) -> Tensor:
@@ -274,6 +286,7 @@ def different_calls(seen: Observed) -> Iterator[tuple[AttentionCall, Traced, int
 
 def _of_call(call: AttentionCall, found: Traced, start: int) -> list[Head]:
     count = call.queries.shape[1]
+    _require_finite(call.where, "Queries, keys or values", call.queries, call.keys, call.values)
     queries, keys, made, read = found
     matrices: _Matrices = {}
     notes, numbers, is_rotary = [], None, False
