@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 
-from spectralclip._attention.match import Found, find_given, find_made
-from spectralclip._attention.observe import AttentionCall, DenseCall, Observed, observe
+from spectralclip._attention.match import Found, Traced, different_calls
+from spectralclip._attention.observe import AttentionCall, DenseCall, observe
 from spectralclip._attention.products import factor_bounds, product_bounds
 from spectralclip._bounds import Interval
 from spectralclip._linalg import on_host
@@ -242,46 +242,6 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 # --- What was seen ---------------------------------------------------------------------------
-
-
-class Traced(NamedTuple):
-    """Where the queries, keys and values of a call come from, and what reads the result."""
-
-    queries: Found | None
-    keys: Found | None
-    values: Found | None
-    output: Found | None
-
-    def matrices(self) -> tuple[Any, ...]:
-        """Which columns of which dense layers these are."""
-        return tuple(one and (one.call.module, one.columns) for one in self)
-
-
-def traced(call: AttentionCall, dense: Sequence[DenseCall]) -> Traced:
-    """The dense layers around a call of attention."""
-    before, after = dense[: call.before], dense[call.before :]
-    return Traced(
-        find_made(before, call.queries, rotations=True),
-        find_made(before, call.keys, rotations=True),
-        find_made(before, call.values, rotations=False),
-        find_given(after, call.result),
-    )
-
-
-def different_calls(seen: Observed) -> Iterator[tuple[AttentionCall, Traced, int]]:
-    """The calls of attention, each with the number that its first head has in its module.
-
-    A module may compute attention twice: with other matrices these are further heads of it, as
-    self- and cross-attention in one block; with the same ones, a layer that is used again.
-    """
-    known: dict[str, dict[Any, int]] = {}  # how many heads there are with these matrices
-    for call in seen.attention:
-        found = traced(call, seen.dense)
-        counts = known.setdefault(call.where, {})
-        if found.matrices() not in counts:
-            start = sum(counts.values())
-            counts[found.matrices()] = call.queries.shape[1]
-            yield call, found, start
 
 
 def _of_call(call: AttentionCall, found: Traced, start: int) -> list[Head]:
