@@ -171,6 +171,28 @@ def test_convolutions_are_clipped_at_a_size() -> None:
     assert set(adapter) == set(KOHYA_LAYERS)
 
 
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        ((6,), r"size \(6,\): expected convolutions of 1 axes; they have 2"),
+        ((5, 6, 6), "convolutions of 3 axes; they have 2. .* without channels"),
+        ((0, 6), r"expected positive sides such as \(32, 32\), got \(0, 6\)"),
+        ("6,6", "expected sides such as"),
+    ],
+)
+def test_a_size_that_fits_no_convolution_is_refused_before_anything_moves(
+    size: Any, message: str
+) -> None:
+    tensors = dict(reversed(kohya().items()))  # the dense layer first
+    before = {key: tensor.clone() for key, tensor in tensors.items()}
+    adapter = from_tensors(tensors)
+    with pytest.raises((TypeError, ValueError), match=message):
+        adapter.clip_(0.5, size=size)
+    with pytest.raises((TypeError, ValueError), match=message):
+        sc.adapters.report(adapter, size=size)
+    assert all(torch.equal(tensors[key], before[key]) for key in before)
+
+
 def test_an_adapter_of_a_model_is_not_saved_here(tmp_path: Path) -> None:
     adapter = Adapter("one", {"a": sc.adapters.Update(*factors(0, 12, 20, 4))})
     with pytest.raises(ValueError, match="save_pretrained"):
@@ -216,9 +238,19 @@ Q = "base_model.model.layers.0.q_proj"
             {},
             "several adapters",
         ),
+        (
+            {
+                **peft_tensors(),
+                "layers.0.q_proj.lora_A": torch.ones(4, 20),
+                "layers.0.q_proj.lora_B": torch.ones(12, 4),
+            },
+            {"alpha": 1.0},
+            rf"'{Q}.lora_A.weight' and 'layers.0.q_proj.lora_A' are of the same layer",
+        ),
         ({"a.lora_a": torch.ones(9, 2), "a.lora_b": torch.ones(2, 9)}, {}, "to be transposed"),
         ({"a.lora_a": torch.ones(9, 2), "a.lora_b": torch.ones(2, 7)}, {}, "not transposed"),
         (peft_tensors(), {"config": {"r": 8, "lora_alpha": 8}}, "the rank 8 .* got 4"),
+        (peft_tensors(), {"config": {"r": "4", "lora_alpha": 8}}, "the rank '4' .* got 4"),
         (peft_tensors(), {"config": {"peft_type": "LOHA"}}, "expected peft_type LORA, got 'LOHA'"),
         (peft_tensors(), {"config": {"r": 4, "lora_alpha": "8"}}, "a number for lora_alpha"),
         (peft_tensors(), {"config": {"alpha_pattern": {"(": 1}, "r": 4}}, "alpha_pattern holds no"),

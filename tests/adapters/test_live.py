@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from adapter_cases import Adapted, dense, factors
@@ -105,6 +107,19 @@ def test_other_forms_are_left_out() -> None:
     grouped.lora_down, grouped.lora_up = nn.Conv2d(4, 4, 3), nn.Conv2d(4, 6, 1, groups=2)
     with pytest.raises(ValueError, match=r"none was found.*grouped"):
         from_model(nn.Sequential(grouped))
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"groups": 2}, "a part of the inputs"), ({"padding_mode": "circular"}, "pads by 'circular'")],
+)
+def test_convolutions_that_updates_do_not_know_are_left_out(
+    options: dict[str, Any], reason: str
+) -> None:
+    other = nn.Module()
+    other.lora_down, other.lora_up = nn.Conv2d(4, 4, 3, padding=1, **options), nn.Conv2d(4, 6, 1)
+    adapter = from_model(nn.Sequential(other, Named("x")))
+    assert list(adapter) == ["1"] and reason in adapter.left_out["0"]
 
 
 def test_a_model_without_adapters_is_refused() -> None:

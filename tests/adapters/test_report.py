@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -64,6 +65,21 @@ def test_an_update_beside_its_base() -> None:
     assert row.base.intruders == int((inside < 0.5).sum())
 
 
+def test_a_base_of_low_rank_has_no_other_directions() -> None:
+    A, B = torch.eye(20)[2:4], torch.eye(12)[:, 2:4]
+    adapter = from_tensors({"fc.lora_A": A, "fc.lora_B": 9 * B})
+    weight = torch.zeros(12, 20)
+    (zero,) = report(adapter, {"fc.weight": weight}).updates
+    assert zero.base is not None
+    assert (zero.base.output_angles, zero.base.input_angles) == ((), ())
+    assert zero.base.intruders == 2  # all that the sum has
+    weight[0, 0] = 3.0
+    (one,) = report(adapter, {"fc.weight": weight}).updates
+    assert one.base is not None
+    assert one.base.output_angles == one.base.input_angles == (pytest.approx(90),)
+    assert one.base.intruders == 2
+
+
 def test_intruders_are_new_leading_directions() -> None:
     base = torch.diag(torch.linspace(2, 0.1, 30))
     A, B = torch.zeros(2, 30), torch.zeros(30, 2)
@@ -115,6 +131,17 @@ def test_three_adapters_are_added_in_pairs_and_together() -> None:
     assert clashes[-1].sum_norm == pytest.approx(norm(sum(deltas(*three), torch.zeros(40, 30))))
     assert clashes[-1].cosine is None
     assert report([pair(5), pair(6, layer="other")]).clashes == ()
+
+
+def test_names_are_told_apart_by_numbers_that_are_free() -> None:
+    given = [pair(5, name="a"), pair(6, name="a"), pair(7, name="a (1)")]
+    assert report(given).adapters == ("a (2)", "a (3)", "a (1)")
+
+
+@pytest.mark.parametrize("given", ["a.safetensors", [{"fc.lora_A": torch.ones(2, 2)}]])
+def test_what_is_no_adapter_is_refused(given: Any) -> None:
+    with pytest.raises(TypeError, match=r"takes adapters, such as spectralclip.adapters.load"):
+        report(given)
 
 
 def test_a_sum_may_have_more_rank_than_sides() -> None:

@@ -199,6 +199,12 @@ def test_factors_that_are_no_update_are_refused(
         Update(A, B, scale, name="layer")
 
 
+def test_factors_that_are_no_tensors_are_refused() -> None:
+    A, B = factors(0, 12, 20, 4)
+    with pytest.raises(TypeError, match=r"expected a tensor as B, got ndarray.*from_numpy"):
+        Update(A, B.numpy())  # type: ignore[arg-type]
+
+
 def test_bounds_and_shapes_are_checked() -> None:
     A, B = factors(9, *CONVS["two axes"])
     update = Update(A, B, name="conv")

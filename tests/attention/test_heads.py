@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -185,7 +185,7 @@ def test_normalized_queries_have_values_and_a_reason() -> None:
     heads = attention_heads(model, X)
     expected = products(model, 1.0)
     for head, (_, _, value) in zip(heads.values(), expected, strict=True):
-        assert head.logit is None and "no linear function" in head.note
+        assert head.logit is None and "normalized" in head.note
         assert holds(head.value, norm(value))
         with pytest.raises(ValueError, match=r"Head 0 of '' has no logits: .*normalized"):
             heads["[0]"].logit_operator()
@@ -198,10 +198,52 @@ def test_what_is_between_the_heads_and_the_output_is_said() -> None:
         assert head.logit is not None and head.value is None and "no dense layer reads" in head.note
 
 
+class Own(nn.MultiheadAttention):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        packed = F.linear(x, self.in_proj_weight).unflatten(-1, (3, 2, 6))
+        heads = F.scaled_dot_product_attention(*packed.permute(2, 0, 3, 1, 4))
+        return self.out_proj(heads.transpose(1, 2).flatten(2))
+
+
+def test_a_subclass_of_attention_with_a_forward_of_its_own_is_not_passed_over() -> None:
+    heads = attention_heads(Own(12, 2), X)
+    assert list(heads) == ["[0]", "[1]"]
+    for head in heads.values():
+        assert head.logit is None and head.value is None and "without a module" in head.note
+
+
 def test_names_and_layers_that_are_used_again() -> None:
     model = nn.Sequential(Grouped(), nn.Linear(10, 12))
     twice = nn.Sequential(model, model)
     assert list(attention_heads(twice, X)) == [f"0.0[{n}]" for n in range(4)]
+
+
+class SelfAndCross(nn.Module):
+    """Two kinds of attention in one `forward`, the second twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with seeded(1):
+            self.parts = nn.ModuleList(nn.Linear(12, 12) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for first in (0, 4, 4):
+            q, k, v, out = self.parts[first : first + 4]
+            heads = (part(x).unflatten(-1, (2, 6)).transpose(1, 2) for part in (q, k, v))
+            x = x + out(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
+        return x
+
+
+def test_a_module_that_computes_attention_twice_has_the_heads_of_both() -> None:
+    model = SelfAndCross()
+    heads = attention_heads(model, X)
+    assert list(heads) == [f"[{n}]" for n in range(4)]
+    for n, head in enumerate(heads.values()):
+        first, rows = 4 * (n // 2), slice(6 * (n % 2), 6 * (n % 2) + 6)
+        q, k, v, out = (cast(nn.Linear, part) for part in model.parts[first : first + 4])
+        q, k, v = (augmented(part.weight, part.bias)[rows] for part in (q, k, v))
+        assert holds(head.logit, norm(q.T @ k / math.sqrt(6))) and head.index == n
+        assert holds(head.value, norm(out.weight[:, rows].detach().double() @ v))
 
 
 def test_keys_that_come_from_no_input() -> None:
@@ -215,6 +257,16 @@ def test_keys_that_come_from_no_input() -> None:
 
 def test_a_model_without_attention_has_no_heads() -> None:
     assert attention_heads(nn.Sequential(nn.Linear(12, 3), nn.ReLU()), X) == {}
+
+
+def test_weights_that_are_not_finite_are_named() -> None:
+    layer, model = nn.MultiheadAttention(12, 3, batch_first=True), nn.Sequential(Grouped())
+    nn.init.constant_(layer.in_proj_bias, math.nan)
+    nn.init.constant_(model[0].b.weight, math.inf)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="projections of attention in 'the model itself' hold NaN"):
+        attention_heads(layer, (X, X, X))
+    with pytest.raises(ValueError, match="Queries, keys or values of attention in '0' hold NaN"):
+        attention_heads(model, X)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

@@ -223,6 +223,7 @@ def test_a_factor_that_turns_nan_is_named_and_leaves_the_others_alone() -> None:
         model[0].c.weight.mul_(3)
     with pytest.warns(NormWarning, match=r"0\[0\]\.logit"):
         attachment.step()
+    assert sum(int(weight.isnan().sum()) for weight in model.parameters()) == 1
     model[0].a.weight.data.nan_to_num_(0.0)
     heads = attention_heads(model, X).values()
     assert max(head.value.upper for head in heads if head.value) <= 1.02 * BOUND["value"]

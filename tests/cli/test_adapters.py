@@ -191,6 +191,8 @@ def test_a_failure_while_writing_leaves_the_folder_as_it_was(
             "--out base.safetensors is the file that is read",
         ),
         (("a.safetensors", "--size", "6,x"), "--size '6,x': expected positive sides"),
+        (("a.safetensors", "--size", "6²"), "--size '6²': expected positive sides"),
+        (("a.safetensors", "--size", "6,0"), "size: expected positive sides"),
         (("a.safetensors", "--size", "6"), "expected convolutions of 1 axes; they have 2"),
         (("a.safetensors", "--max-file-size", "1e-9"), "add --max-file-size"),
     ],

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -51,11 +52,25 @@ def test_numbers(factor: float, verdict: str, upper: bool, lower: bool) -> None:
 
 @pytest.mark.parametrize(
     ("ends", "verdict"),
-    [((0.9, 1.1), "right"), ((1.1, 1.2), "wrong"), ((0.8, 0.9), "wrong"), ((0.0, 1e9), "right")],
+    [
+        ((0.0, math.inf), "wrong"),
+        ((0.9, 1.1), "right"),
+        ((1.1, 1.2), "wrong"),
+        ((0.8, 0.9), "wrong"),
+        ((0.0, 1e9), "right"),
+    ],
 )
 def test_intervals(ends: tuple[float, float], verdict: str) -> None:
     truth = DENSE[0].value
     assert one(lambda module, in_shape: (ends[0] * truth, ends[1] * truth)).verdict == verdict
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor, nn.Parameter])
+def test_two_numbers_of_any_kind_are_an_interval(kind: Any) -> None:
+    truth = DENSE[0].value
+    ends = [0.9 * truth, 1.1 * truth]
+    found = one(lambda module, in_shape: kind(torch.tensor(ends) if kind is nn.Parameter else ends))
+    assert (found.verdict, found.lower, found.upper) == ("right", *map(pytest.approx, ends))
 
 
 @pytest.mark.parametrize(("answer", "verdict"), [(0.0, "right"), (1e-9, "above")])
@@ -63,11 +78,11 @@ def test_the_norm_zero(answer: float, verdict: str) -> None:
     assert one(lambda module, in_shape: answer, ZERO).verdict == verdict
 
 
-@pytest.mark.parametrize("answer", [None, "1.0", True, torch.ones(3)])
+@pytest.mark.parametrize("answer", [None, "1.0", True, torch.ones(3), 1j, [1.0], ("1.0", "2.0")])
 def test_what_is_no_answer_is_raised(answer: Any) -> None:
     found = one(lambda module, in_shape: answer)
     assert found.verdict == "raised"
-    assert found.error
+    assert "expected a number or the two ends of an interval, got " in found.error
     assert found.ratio is None
 
 

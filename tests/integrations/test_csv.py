@@ -46,6 +46,14 @@ def test_a_file_of_other_content_is_left_alone(tmp_path: Path) -> None:
     assert path.read_text() == "epoch,loss\n1,0.5\n"
 
 
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "weights.bin"
+    path.write_bytes(b"\xff\xfe\x81")
+    with pytest.raises(ValueError, match=r"weights\.bin is a file of other content"):
+        CsvWriter(path)
+    assert path.read_bytes() == b"\xff\xfe\x81"
+
+
 def test_a_file_that_cannot_be_made_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         CsvWriter(tmp_path / "gone" / "norms.csv")

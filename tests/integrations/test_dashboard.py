@@ -91,7 +91,10 @@ def test_rounds_without_a_step_and_resumed_runs_write_nothing_twice() -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="positive number of steps, got 0"):
-        NormLogger(Notes(), Training().attachment, every=0)
+    for every in (0, 2.5, "5"):
+        with pytest.raises(ValueError, match=f"positive number of steps, got {every!r}"):
+            NormLogger(Notes(), Training().attachment, every=every)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="attachment must be what attach returned, got Linear"):
+        NormLogger(Notes(), torch.nn.Linear(2, 2))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"write\(record\), such as CsvWriter\(path\).*got 'norms"):
         NormLogger("norms.csv", Training().attachment)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from seeds import seeded
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from oracle.slopes import Function
 from spectralclip import attach, init_at_bound_, lipschitz_bounds
@@ -168,7 +169,8 @@ class Packed(nn.Module):
 
 def test_packed_sequences_have_no_bound() -> None:
     bound = lipschitz_bounds(Packed(), torch.randn(1, 4, 3), local=False)
-    assert math.isinf(bound.upper) and bound.unbounded
+    assert math.isinf(bound.upper) and bound.unbounded[-1].where == "layer"
+    assert "packed" in bound.unbounded[-1].reason
 
 
 def test_what_computes_something_else_is_not_guessed() -> None:
@@ -177,6 +179,40 @@ def test_what_computes_something_else_is_not_guessed() -> None:
     )
     (place,) = bound.unbounded
     assert place.operation == "Unknown" and "in a way that is not known" in place.reason
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_hooks_around_a_layer_are_not_overlooked(before: bool) -> None:
+    layer = nn.LSTM(3, 3)
+    if before:
+        layer.register_forward_pre_hook(lambda layer, args: (50 * args[0],))
+    else:
+        layer.register_forward_hook(lambda layer, args, found: (50 * found[0], found[1]))
+    model = Function(lambda x, layer: layer(x)[0], layer)
+    (place,) = lipschitz_bounds(model, torch.randn(1, 4, 3), local=False).unbounded
+    assert place.operation == "LSTM" and "hooks" in place.reason
+
+
+class Times(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 100 * x
+
+
+def test_a_bias_that_is_computed_counts_as_it_is() -> None:
+    """With `n = tanh(r * 100 - 50)`, the slope of the reset gate is multiplied by 100."""
+    layer = nn.GRU(1, 1).double()
+    weights = {"ih": (1.0, 0.0, 0.0), "hh": (0.0, 0.0, 0.0)}
+    biases = {"ih": (0.0, -20.0, -50.0), "hh": (0.0, 0.0, 1.0)}
+    with torch.no_grad():
+        for side in ("ih", "hh"):
+            getattr(layer, f"weight_{side}_l0").copy_(torch.tensor(weights[side])[:, None])
+            getattr(layer, f"bias_{side}_l0").copy_(torch.tensor(biases[side]))
+    parametrize.register_parametrization(layer, "bias_hh_l0", Times())
+    x = torch.zeros(1, 1, 1, dtype=torch.float64)
+    slope = torch.autograd.functional.jacobian(lambda x: layer(x)[0], x).item()
+    assert slope == pytest.approx(25, rel=1e-6)
+    model = Function(lambda x, layer: layer(x)[0], layer)
+    assert slope <= lipschitz_bounds(model, x, local=False).upper < math.inf
 
 
 class Classifier(nn.Module):

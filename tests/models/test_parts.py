@@ -8,7 +8,7 @@ import pytest
 import torch
 from seeds import seeded
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 
 from spectralclip import clip_model_, find_layers, init_at_bound_, skipped_layers
 
@@ -139,6 +139,17 @@ def test_weights_that_are_computed_are_left_out_and_the_others_are_not() -> None
     x = torch.zeros(5, 4)
     assert list(find_layers(First(layer), x)) == ["layer.weight_ih_l0"]
     assert list(skipped_layers(First(layer), x)) == ["layer"]
+
+
+def test_what_is_computed_is_named_and_the_rest_is_not_skipped() -> None:
+    recurrent = prune.identity(nn.GRU(3, 3), "weight_hh_l0")  # type: ignore[no-untyped-call]
+    (reason,) = skipped_layers(recurrent, torch.zeros(2, 1, 3)).values()
+    assert "made from weight_hh_l0_orig" in reason
+    attention = prune.identity(nn.MultiheadAttention(4, 2), "in_proj_weight")  # type: ignore[no-untyped-call]
+    inputs = (torch.zeros(2, 1, 4),) * 3
+    assert list(find_layers(attention, inputs)) == ["out_proj"]
+    ((name, reason),) = skipped_layers(attention, inputs).items()
+    assert name == "" and "made from in_proj_weight_orig" in reason
 
 
 def test_hooks_around_a_layer_change_no_matrix() -> None:

@@ -67,3 +67,8 @@ def test_a_layer_that_works_in_place_does_no_harm() -> None:
 def test_an_output_that_is_not_real_is_refused() -> None:
     with pytest.raises(ValueError, match=r"complex64, expected a real"):
         sc.svds(torch.fft.fft, (8,), 1)
+
+
+def test_an_output_that_is_no_tensor_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ValueError, match=r"it made tuple\. Give a function .* find_layers"):
+        sc.spectral_norm(nn.LSTM(5, 2), (5,))

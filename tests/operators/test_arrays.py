@@ -86,6 +86,11 @@ def test_memory_of_others_is_not_shared() -> None:
     [
         ([[1.0]], "kernel must be a NumPy array, a tensor, or have .*got list"),
         (NUMBERS * 1j, "kernel has dtype torch.complex128, expected real"),
+        (
+            torch.eye(3).to_sparse(),
+            "kernel is a tensor of layout torch.sparse_coo, expected a dense",
+        ),
+        (torch.empty(3, 3, device="meta"), "kernel is a tensor on the meta device"),
         (np.array([["a"]]), "kernel is a ndarray that cannot be read"),
     ],
 )

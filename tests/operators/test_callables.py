@@ -90,12 +90,31 @@ def test_a_function_that_works_in_place_spoils_nothing() -> None:
     assert torch.equal(x, torch.arange(5.0, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_functions_may_answer_in_memory_that_they_use_again() -> None:
+    matrix = torch.from_numpy(MATRIX)
+    images, backs = (matrix.new_zeros(100, side) for side in matrix.shape)
+    op = LinearOperator.from_callables(
+        lambda x: torch.matmul(x, matrix.T, out=images[: len(x)]),
+        lambda y: torch.matmul(y, matrix, out=backs[: len(y)]),
+        *reversed(MATRIX.shape),
+        arrays="torch",
+        batched=True,
+        dtype=torch.float64,
+    )
+    np.testing.assert_allclose(op.to_dense().numpy(), MATRIX, rtol=1e-10, atol=1e-10)
+    assert np.linalg.norm(MATRIX, 2) in norm_bounds(op)
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e-25, 1e25, 1e200])
 def test_extreme_scales(scale: float) -> None:
     op = LinearOperator.from_callables(
         lambda x: scale * forward(x), lambda y: scale * backward(y), IN, OUT
     )
     assert scale * np.linalg.norm(MATRIX, 2) in norm_bounds(op)
+    with pytest.raises(ValueError, match="it is 2 times the transpose"):
+        LinearOperator.from_callables(
+            lambda x: scale * forward(x), lambda y: 2 * scale * backward(y), IN, OUT
+        )
 
 
 def test_has_no_parameters() -> None:
@@ -145,6 +164,11 @@ def test_a_bent_product_is_refused(wrong: Callable[[Any], Any], says: str) -> No
         ({"in_shape": (5, 0)}, "in_shape must have at least one dimension and no empty one"),
         ({"out_shape": "ab"}, "out_shape must be a sequence of integers"),
         ({"arrays": "jax"}, 'arrays must be "numpy" or "torch"'),
+        ({"dtype": np.float64}, "dtype must be a torch.dtype such as torch.float64, got"),
+        (
+            {"matvec": lambda x: torch.ones(70, 90, dtype=torch.float64) @ x, "arrays": "torch"},
+            r"dtype torch.float32: RuntimeError.*dtype=torch.float64",
+        ),
         ({"matvec": 3}, "matvec must be a function of an array, got int"),
     ],
 )

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from oracle import dense_matrix
-from spectralclip import kernel_operator, norm_bounds, singular_values, svds
+from spectralclip import kernel_norm, kernel_operator, norm_bounds, singular_values, svds
 
 MODULES = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 CASES: list[tuple[int, dict[str, Any]]] = [
@@ -72,6 +72,24 @@ def test_pairs_of_padding() -> None:
     np.testing.assert_allclose(op.to_dense().numpy(), dense_matrix(padded, (2, 5, 6)), atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("options", "plain"),
+    [
+        ({"stride": np.int64(2), "groups": np.int64(2)}, {"stride": 2, "groups": 2}),
+        (
+            {"padding": np.int64(1), "dilation": np.array([1, 2])},
+            {"padding": 1, "dilation": (1, 2)},
+        ),
+        ({"padding": np.array([1, 0])}, {"padding": (1, 0)}),
+        ({"padding": np.array([[1, 2], [0, 1]])}, {"padding": ((1, 2), (0, 1))}),
+    ],
+)
+def test_sizes_may_be_those_of_numpy(options: dict[str, Any], plain: dict[str, Any]) -> None:
+    kernel = random_kernel(6, 4 // plain.get("groups", 1), 3, 3)
+    found, expected = (kernel_operator(kernel, (4, 8, 8), **one) for one in (options, plain))
+    assert torch.equal(found.to_dense(), expected.to_dense())
+
+
 def test_a_matrix_is_a_kernel_without_axes() -> None:
     matrix = random_kernel(5, 8)
     truth = np.linalg.svd(matrix, compute_uv=False)
@@ -93,6 +111,21 @@ def test_spectrum_and_bounds_take_it(options: dict[str, Any]) -> None:
         assert interval.width <= 0.0101
 
 
+@pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e-120, 1e-70, 1e120, 1e200, 1e300])
+@pytest.mark.parametrize("mode", ["zeros", "reflect"])
+def test_extreme_scales(scale: float, mode: str) -> None:
+    kernel = random_kernel(4, 4, 3, 3)
+    options: dict[str, Any] = {"padding": 1, "padding_mode": mode}
+    plain = kernel_operator(kernel, (4, 9, 9), **options).to_dense().numpy()
+    truth = scale * np.linalg.norm(plain, 2)
+    op = kernel_operator(scale * kernel, (4, 9, 9), **options)
+    assert kernel_norm(scale * kernel, (4, 9, 9), **options) == pytest.approx(
+        truth, rel=1e-6, abs=0
+    )
+    for deterministic in (False, True):
+        assert truth in norm_bounds(op, deterministic=deterministic)
+
+
 GOOD: dict[str, Any] = {"kernel": random_kernel(6, 4, 3, 3), "in_shape": (4, 8, 8)}
 
 
@@ -103,12 +136,17 @@ GOOD: dict[str, Any] = {"kernel": random_kernel(6, 4, 3, 3), "in_shape": (4, 8, 
         ({"layout": "HWIO"}, r"kernel of shape \(3, 3, 6, 4\).*takes 3 channels, in_shape has 4"),
         ({"in_shape": (4, 8)}, "must have 3 entries, channels first"),
         ({"in_shape": (5, 8, 8)}, "takes 4 channels, in_shape has 5.*layout"),
+        ({"in_shape": (8, 8, 2)}, "takes 4 channels, in_shape has 8.*channels first"),
         ({"in_shape": (4, 2, 8)}, r"reaches over 3 pixels, more than the 2 of in_shape"),
         ({"stride": 0}, "stride must be an integer of at least 1"),
         ({"dilation": (1, 2, 3)}, "dilation must be an integer of at least 1, or 2 of them"),
         ({"stride": 1.5}, "stride must be an integer or 2 of them, got 1.5"),
         ({"padding": -1}, "padding must be an integer of at least 0"),
         ({"padding": "full"}, 'padding must be numbers, "same" or "valid"'),
+        ({"padding": None}, "padding must be an integer or 2 of them, got None"),
+        ({"padding": 1.5}, "padding must be an integer or 2 of them, got 1.5"),
+        ({"padding": ((1, 1), 1)}, r"a pair \(low, high\) for each of 2 axes"),
+        ({"padding": ((1, 1.5), (1, 1))}, "padding must be an integer"),
         ({"padding": ((1, 1),)}, r"a pair \(low, high\) for each of 2 axes"),
         ({"padding": 8, "padding_mode": "reflect"}, "more than the 7 that a side of 8 has"),
         ({"padding": 9, "padding_mode": "circular"}, "more than the 8 that a side of 8 has"),

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from oracle import dense_norm
 from spectralclip import LinearOperator, as_operator
-from spectralclip._operators.affine import AffineFunction
 from spectralclip._operators import operator_at
+from spectralclip._operators.affine import AffineFunction
 from spectralclip._spectrum.warm_tracker import RitzTracker
 
 

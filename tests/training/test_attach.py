@@ -250,6 +250,9 @@ def test_bad_requests() -> None:
         attach(model, None, EXAMPLE, method=FastClip)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"max_norm names \['nowhere'\], which are not among"):
         attach(model, None, EXAMPLE, method=FastClip(), max_norm={"nowhere": 1.0})
+    recurrent, one = nn.RNN(3, 3), {"weight_hh_l0": 1.0}
+    with pytest.raises(ValueError, match=r"\['weight_hh_l0'\], which FastClip leaves alone"):
+        attach(recurrent, None, torch.zeros(2, 1, 3), method=FastClip(), max_norm=one)
     with pytest.raises(ValueError, match="FastClip found no layer to take care of"):
         attach(nn.Sequential(nn.ReLU()), None, EXAMPLE, method=FastClip())
     with pytest.raises(ValueError, match=r"ClipBatchNorm found no layer .* among \['0'\]"):

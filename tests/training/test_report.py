@@ -30,6 +30,15 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+def test_states_of_recurrent_layers_are_no_scores(layers: int) -> None:
+    torch.manual_seed(0)
+    model, x = torch.nn.GRU(4, 3, layers, batch_first=True), torch.randn(16, 5, 4)
+    attachment = attach(model, torch.optim.SGD(model.parameters()), x)
+    expected = model(x)[0].detach().flatten(1).var(0).mean().sqrt()
+    assert attachment.report(x).spread == pytest.approx(float(expected), rel=1e-5)
+
+
 def test_spread_and_gain_of_a_network_that_is_known() -> None:
     model, x = network(), inputs()
     with attach(model, None, x[:1], max_norm=10.0) as attachment:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor, nn
 
-from spectralclip._attention.match import Found, find_given, find_made
-from spectralclip._attention.observe import AttentionCall, DenseCall, Observed, observe
+from spectralclip._attention.match import Found, Traced, different_calls
+from spectralclip._attention.observe import AttentionCall, DenseCall, observe
 from spectralclip._attention.products import factor_bounds, product_bounds
 from spectralclip._bounds import Interval
 from spectralclip._linalg import on_host
@@ -30,11 +30,12 @@ from spectralclip._operators import (
     plain_numerics,
 )
 
-NOT_LINEAR = (
-    "queries or keys are no linear function of the input, as where they are normalized; or the "
-    "example does not show it: rotations are seen at four positions or more, with different tokens"
+NO_LOGITS = (
+    "queries or keys are not neighbouring outputs of a dense layer, as where they are normalized "
+    "or made without a module; or the example does not show it: rotations are seen at four "
+    "positions or more, with different tokens"
 )
-NO_VALUES = "values are made in a way that is not linear, or is not seen"
+NO_VALUES = "values are not neighbouring outputs of a dense layer"
 NO_OUTPUT = "no dense layer reads what the heads make, as it is"
 EXTRA_KEYS = "with add_bias_kv there are keys and values that come from no input"
 COMPUTED = "its weights are computed, as by a parametrization"
@@ -115,6 +116,9 @@ def attention_heads(model: nn.Module, example_inputs: ExampleInputs) -> dict[str
     Returns:
         The heads, by the name of the layer and their number in brackets, in the order of use.
 
+    Raises:
+        ValueError: The matrices of a head, or what they make, hold NaN or infinite values.
+
     Example:
         >>> import torch
         >>> from spectralclip import attention_heads
@@ -134,17 +138,18 @@ def heads_of(model: nn.Module, example_inputs: ExampleInputs, survey: Survey) ->
     for module, parts in survey.parts.items():
         if isinstance(module, nn.MultiheadAttention):
             _add(found, _of_module(survey.names[module], module, parts))
-    seen = seen_in(model, example_inputs, survey)
-    for call in seen.attention:
-        _add(found, _of_call(call, seen.dense))
+    for call in attention_calls(model, example_inputs, survey):
+        _add(found, _of_call(*call))
     return found
 
 
-def seen_in(model: nn.Module, example_inputs: ExampleInputs, survey: Survey) -> Observed:
-    """What goes into torch's attention outside of `nn.MultiheadAttention`."""
+def attention_calls(
+    model: nn.Module, example_inputs: ExampleInputs, survey: Survey
+) -> Iterable[tuple[AttentionCall, Traced, int]]:
+    """What goes into torch's attention outside of `nn.MultiheadAttention`, as it was traced."""
     layers = [one.modules[0] for one in survey.layers("none").values()]
     dense = [part for part in layers if not isinstance(part, (Rows, nn.Embedding))]
-    return observe(model, example_inputs, dense) if _attends(model) else Observed([], [])
+    return different_calls(observe(model, example_inputs, dense)) if _attends(model) else ()
 
 
 def _attends(model: nn.Module) -> bool:
@@ -154,9 +159,7 @@ def _attends(model: nn.Module) -> bool:
 
 
 def _add(found: dict[str, Head], heads: Sequence[Head]) -> None:
-    for head in heads:
-        # A layer that is used again has the same matrices.
-        found.setdefault(f"{head.layer}[{head.index}]", head)
+    found.update((f"{head.layer}[{head.index}]", head) for head in heads)
 
 
 _Matrices: TypeAlias = dict[nn.Module, tuple[Tensor, Tensor]]
@@ -180,6 +183,7 @@ def _heads(
     keys: Sequence[int] | None = None,
     is_rotary: bool = False,
     note: str = "",
+    start: int = 0,
 ) -> list[Head]:
     def of(product: _Product | None, n: int) -> tuple[Interval | None, Any]:
         if product is None:
@@ -190,7 +194,7 @@ def _heads(
     for n in range(count):
         (logit, own), (value, other) = of(logits, n), of(values, n)
         key = n if keys is None else keys[n]
-        made.append(Head(layer, n, key, logit, value, is_rotary, note, (own, other)))
+        made.append(Head(layer, start + n, key, logit, value, is_rotary, note, (own, other)))
     return made
 
 
@@ -216,8 +220,17 @@ def _of_module(name: str, module: Any, parts: dict[str, Rows]) -> list[Head]:
         for weight, own in zip(weights, biases, strict=False)
     )
     q, out = q / math.sqrt(width), weights[3].T.unflatten(0, (count, width))
+    _require_finite(name, "The projections", q, k, v, out)
     logits = _Product(q, k, product_bounds(q, k))
     return _heads(name, count, logits, _Product(out, v, product_bounds(out, v)))
+
+
+def _require_finite(layer: str, what: str, *tensors: Tensor) -> None:
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
+        raise ValueError(
+            f"{what} of attention in {layer or 'the model itself'!r} hold NaN or infinite values: "
+            "its heads have no norms. Restore finite weights."
+        )
 
 
 def projections(module: Any, parts: dict[str, Rows]) -> list[Rows] | None:
@@ -245,14 +258,15 @@ def _whole(tensor: Tensor) -> Tensor:
 # --- What was seen ---------------------------------------------------------------------------
 
 
-def _of_call(call: AttentionCall, dense: Sequence[DenseCall]) -> list[Head]:
+def _of_call(call: AttentionCall, found: Traced, start: int) -> list[Head]:
     count = call.queries.shape[1]
-    queries, keys, made, read = traced(call, dense)
+    _require_finite(call.where, "Queries, keys or values", call.queries, call.keys, call.values)
+    queries, keys, made, read = found
     matrices: _Matrices = {}
     notes, numbers, is_rotary = [], None, False
     logits = values = None
     if queries is None or keys is None:
-        notes.append(NOT_LINEAR)
+        notes.append(NO_LOGITS)
     else:
         is_rotary = queries.is_rotated or keys.is_rotated
         places = [n * len(keys.columns) // count for n in range(count)]
@@ -266,26 +280,12 @@ def _of_call(call: AttentionCall, dense: Sequence[DenseCall]) -> list[Head]:
         first, second = _reading(read, matrices), _making(made, matrices)[places]
         values = _Product(first, second, product_bounds(first, second))
     note = "; ".join(notes)
-    return _heads(call.where, count, logits, values, keys=numbers, is_rotary=is_rotary, note=note)
-
-
-class Traced(NamedTuple):
-    """Where the queries, keys and values of a call come from, and what reads the result."""
-
-    queries: Found | None
-    keys: Found | None
-    values: Found | None
-    output: Found | None
-
-
-def traced(call: AttentionCall, dense: Sequence[DenseCall]) -> Traced:
-    """The dense layers around a call of attention."""
-    before, after = dense[: call.before], dense[call.before :]
-    return Traced(
-        find_made(before, call.queries, rotations=True),
-        find_made(before, call.keys, rotations=True),
-        find_made(before, call.values, rotations=False),
-        find_given(after, call.result),
+    return _heads(
+        *(call.where, count, logits, values),
+        keys=numbers,
+        is_rotary=is_rotary,
+        note=note,
+        start=start,
     )
 
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, final
 
 from torch import nn
 
-from spectralclip._attention.heads import makes_rows, projections, seen_in, traced
-from spectralclip._attention.match import Found
+from spectralclip._attention.heads import attention_calls, makes_rows, projections
+from spectralclip._attention.match import Found, Traced
 from spectralclip._attention.observe import AttentionCall, DenseCall
 from spectralclip._models import ExampleInputs, FoundLayer, Survey, unwrapped
 from spectralclip._operators import Factor, Rows, plain_numerics
@@ -37,9 +37,8 @@ def head_layers(model: nn.Module, example_inputs: ExampleInputs) -> dict[str, Fo
         rows = projections(module, parts) if isinstance(module, nn.MultiheadAttention) else None
         if rows is not None:
             products.add_module(survey.names[module], module, rows)
-    seen = seen_in(bare, example_inputs, survey)
-    for call in seen.attention:
-        products.add_call(call, seen.dense)
+    for call in attention_calls(bare, example_inputs, survey):
+        products.add_call(*call)
     layers = survey.layers("none")
     kept = {name: one for name, one in layers.items() if not products.replace(one.modules[0])}
     return {**kept, **dict(products.layers())}
@@ -95,17 +94,19 @@ class _Products:
         for part in rows:
             self.sizes[part] = module.num_heads * width
 
-    def add_call(self, call: AttentionCall, dense: Sequence[DenseCall]) -> None:
-        """The heads of a call of torch's attention, as far as they are made by plain layers."""
-        found = traced(call, dense)
+    def add_call(self, call: AttentionCall, found: Traced, start: int) -> None:
+        """The heads of a call of torch's attention, as far as they are made by plain layers.
+
+        They are numbered from `start` on, where their module computes attention several times.
+        """
         queries, keys = found.queries, found.keys
         if queries and keys and not (queries.is_rotated or keys.is_rotated):
-            self._add_pairs(call, "logit", keys, queries, call.scale)
+            self._add_pairs(call, "logit", keys, queries, call.scale, start)
         if found.values is not None and found.output is not None:
-            self._add_pairs(call, "value", found.values, found.output, 1.0)
+            self._add_pairs(call, "value", found.values, found.output, 1.0, start)
 
     def _add_pairs(
-        self, call: AttentionCall, kind: str, first: Found, second: Found, scale: float
+        self, call: AttentionCall, kind: str, first: Found, second: Found, scale: float, start: int
     ) -> None:
         made, used = _Source.of(first.call), _Source.of(second.call)
         if made is None or used is None:
@@ -128,7 +129,8 @@ class _Products:
                 ),
             )
             modules = first.call.module, second.call.module
-            self._add(f"{call.where}[{n}].{kind}", pair, list(zip(modules, units, strict=True)))
+            name = f"{call.where}[{start + n}].{kind}"
+            self._add(name, pair, list(zip(modules, units, strict=True)))
         self.sizes[first.call.module] = first.call.made.shape[1]
         read = second.call.given if reads else second.call.made
         self.sizes[second.call.module] = read.shape[1]

@@ -1,14 +1,14 @@
-"""Which columns of a dense layer's output, or input, the numbers of a head are."""
+"""Which dense layers make and read the heads of attention, and in which columns."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from spectralclip._attention.observe import DenseCall
+from spectralclip._attention.observe import AttentionCall, DenseCall, Observed
 
 
 class Matching(NamedTuple):
@@ -36,7 +36,47 @@ class Found(NamedTuple):
         return torch.stack([f * self.call.made[:, at : at + self.width] for at, f in parts], 1)
 
 
-def find_made(calls: Sequence[DenseCall], heads: Tensor, *, rotations: bool) -> Found | None:
+class Traced(NamedTuple):
+    """Where the queries, keys and values of a call come from, and what reads the result."""
+
+    queries: Found | None
+    keys: Found | None
+    values: Found | None
+    output: Found | None
+
+    def matrices(self) -> tuple[Any, ...]:
+        """Which columns of which dense layers these are."""
+        return tuple(one and (one.call.module, one.columns) for one in self)
+
+
+def traced(call: AttentionCall, dense: Sequence[DenseCall]) -> Traced:
+    """The dense layers around a call of attention."""
+    before, after = dense[: call.before], dense[call.before :]
+    return Traced(
+        _find_made(before, call.queries, rotations=True),
+        _find_made(before, call.keys, rotations=True),
+        _find_made(before, call.values, rotations=False),
+        _find_given(after, call.result),
+    )
+
+
+def different_calls(seen: Observed) -> Iterator[tuple[AttentionCall, Traced, int]]:
+    """The calls of attention, each with the number that its first head has in its module.
+
+    A module may compute attention twice: with other matrices these are further heads of it, as
+    self- and cross-attention in one block; with the same ones, a layer that is used again.
+    """
+    known: dict[str, dict[Any, int]] = {}  # how many heads there are with these matrices
+    for call in seen.attention:
+        found = traced(call, seen.dense)
+        counts = known.setdefault(call.where, {})
+        if found.matrices() not in counts:
+            start = sum(counts.values())
+            counts[found.matrices()] = call.queries.shape[1]
+            yield call, found, start
+
+
+def _find_made(calls: Sequence[DenseCall], heads: Tensor, *, rotations: bool) -> Found | None:
     """The latest of some calls whose output the heads are, perhaps each vector rotated."""
     for is_rotated in (False, True) if rotations else (False,):
         for call in reversed(calls[-MATCHING.most_calls :]):
@@ -46,7 +86,7 @@ def find_made(calls: Sequence[DenseCall], heads: Tensor, *, rotations: bool) -> 
     return None
 
 
-def find_given(calls: Sequence[DenseCall], heads: Tensor) -> Found | None:
+def _find_given(calls: Sequence[DenseCall], heads: Tensor) -> Found | None:
     """The first of some calls whose input the heads are."""
     for call in calls[: MATCHING.most_calls]:
         found = _places(call.given, heads, call.tol, False)

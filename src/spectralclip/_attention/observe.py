@@ -22,6 +22,7 @@ from spectralclip._models import (
     bare_modules,
     call_arguments,
     in_evaluation,
+    parts_of,
 )
 from spectralclip._operators import plain_numerics
 
@@ -118,8 +119,9 @@ class _Watch:
             self.seen.dense.append(DenseCall(module, rows, made, rounding))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None, result: Tensor) -> None:
-        if any(isinstance(module, nn.MultiheadAttention) for module in self._running):
-            return  # whose weights are known
+        attention = (m for m in self._running if isinstance(m, nn.MultiheadAttention))
+        if any(map(parts_of, attention)):
+            return  # its weights are known
         where = self._names[self._running[-1]] if self._running else ""
         scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
         queries, keys, values, made = (_rows(x) for x in (q, k, v, result))

@@ -17,7 +17,7 @@ from spectralclip._lipschitz.gates import with_gates
 from spectralclip._lipschitz.recorder import Calls, Functions, Operations
 from spectralclip._lipschitz.recording import HIDDEN, TOKEN, Recording, hides_tensors
 from spectralclip._lipschitz.recurrent import RECURRENT_LAYERS
-from spectralclip._lipschitz.rules import ATTENTION, RECURRENT
+from spectralclip._lipschitz.rules import ATTENTION, HOOKED, RECURRENT
 from spectralclip._lipschitz.sorting import with_sorted
 from spectralclip._models import (
     BATCH_NORM,
@@ -28,6 +28,7 @@ from spectralclip._models import (
     in_evaluation,
     parts_of,
     tensors_in,
+    unhooked,
     weights_left,
 )
 from spectralclip._operators import BATCH_NORMS, Rows, is_plain, plain_numerics
@@ -123,8 +124,7 @@ def taken_as_one(survey: Survey) -> dict[nn.Module, str]:
         if tracks and is_plain(module, BATCH_NORM, *BATCH_NORMS):
             whole[module] = ""
         if isinstance(module, RECURRENT_LAYERS):
-            parts = parts_of(module)
-            whole[module] = "" if parts and not weights_left(module, parts) else RECURRENT
+            whole[module] = _unknown(module)
         elif isinstance(module, nn.MultiheadAttention):
             whole[module] = ATTENTION
     return {
@@ -132,3 +132,13 @@ def taken_as_one(survey: Survey) -> dict[nn.Module, str]:
         for module, reason in whole.items()
         if not isinstance(module, (nn.Embedding, nn.EmbeddingBag, torch.jit.ScriptModule))
     }
+
+
+def _unknown(recurrent: nn.Module) -> str:
+    """Why a recurrent layer has no rule; empty if it has."""
+    parts = parts_of(recurrent)
+    if not parts or weights_left(recurrent, parts):
+        return RECURRENT
+    own = unhooked(recurrent)
+    # Hooks run inside of the call that counts as one operation.
+    return "" if is_plain(own, type(own)) else HOOKED

@@ -14,7 +14,9 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from spectralclip._lipschitz.flow import Ref, leaves
 from spectralclip._lipschitz.recording import (
@@ -228,7 +230,7 @@ class Calls:
         recording.path.append(recording.flow.names[module])
         # Its norm is taken afterwards, when what the model has changed of it has been put back.
         if module in self._whole and not recording.inside and self._is_unchanged(module):
-            noted = recording.noted((args, kwargs))
+            noted = recording.noted(_unpacked((args, kwargs)))
             noted = noted if _follows(noted) else None
         self._running.append(noted)
         recording.inside += noted is not None
@@ -296,6 +298,15 @@ def _name(func: Any) -> str:
     """The name of an operation; with its library, where that is not torch's own."""
     own = getattr(func, "namespace", "") == "aten" and hasattr(func, "overloadpacket")
     return func.overloadpacket.__name__ if own else str(func)
+
+
+def _unpacked(arguments: Any) -> Any:
+    """With a tuple of its numbers for a packed sequence, whose type takes nothing but tensors."""
+
+    def is_packed(value: Any) -> bool:
+        return isinstance(value, PackedSequence)
+
+    return tree_map_only(PackedSequence, lambda x: (x.data,), arguments, is_leaf=is_packed)
 
 
 def _follows(noted: Any) -> bool:

@@ -47,6 +47,7 @@ RECURRENT_LAYERS = (nn.RNNBase, nn.RNNCellBase)
 NormOf = Callable[[Rows], float]
 """A number that the norm of a matrix inside a layer does not exceed."""
 
+PACKED = "it reads packed sequences: give it padded ones"
 STATE = "its first state depends on the input"
 SIZE = "the size of its state is not known: it is made by something else than this kind of layer"
 _Numbers = NDArray[np.float64]
@@ -65,6 +66,8 @@ def rule_of_layer(node: Node, flow: Flow, parts: Mapping[str, Rows], norm_of: No
     x, state = given["input"], given.get("hx")
     if isinstance(node.module, nn.RNNCellBase):
         return _of_cell(node, flow, (x, state), parts, norm_of)
+    if isinstance(x, tuple):
+        return Rule(reason=PACKED)
     if uses(state):
         return Rule(reason=STATE)
     norms = {label: norm_of(part) for label, part in parts.items()}
@@ -124,7 +127,7 @@ def _growth(module: Any, suffix: str, norms: Mapping[str, float], sizes: Sequenc
 
 def _largest_bias(module: Any, suffix: str) -> float:
     """The largest entry of what is added to the state inside the reset gate."""
-    bias = module._parameters.get(f"bias_hh{suffix}")
+    bias = getattr(module, f"bias_hh{suffix}", None)  # which a parametrization may compute
     if bias is None:
         return 0.0
     return float(bias.detach()[2 * module.hidden_size :].abs().max())

@@ -35,6 +35,7 @@ COMPLEX = "complex numbers are not followed"
 TWICE = "it writes several values to one place, and which of them stays is not defined"
 ATTENTION = "attention multiplies values that depend on the input with each other"
 RECURRENT = "a recurrent layer multiplies its state with gates, in a way that is not known"
+HOOKED = "it carries hooks, which may change what goes in and comes out: remove them for a bound"
 _JUMPS = "it jumps: two inputs however close may have outputs far apart"
 _STEEP = "its slope grows without end"
 

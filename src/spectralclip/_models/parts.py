@@ -39,10 +39,11 @@ def parts_of(module: nn.Module) -> dict[str, Rows]:
     return found
 
 
-def weights_left(module: nn.Module, parts: dict[str, Rows]) -> bool:
-    """Whether a module has matrices that are not among its parts."""
+def weights_left(module: nn.Module, parts: dict[str, Rows]) -> list[str]:
+    """The names of matrices of a module that are not among its parts."""
     known = {id(part.whole) for part in parts.values()}
-    return any(p.ndim == 2 and id(p) not in known for p in module.parameters())
+    own = module.named_parameters()
+    return [name for name, weight in own if weight.ndim == 2 and id(weight) not in known]
 
 
 def _parts(module: Any) -> Iterator[Rows]:

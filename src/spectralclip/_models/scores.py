@@ -38,15 +38,20 @@ def spread_and_gain(model: nn.Module, inputs: ExampleInputs) -> tuple[float, flo
         ValueError: There are fewer than two inputs.
     """
     args, kwargs = call_arguments(model, inputs)
-    given = [tensor for tensor in tensors_in((args, kwargs)) if tensor.is_floating_point()]
+    tensors = list(tensors_in((args, kwargs)))
+    given = [tensor for tensor in tensors if tensor.is_floating_point()]
     if any(tensor.ndim == 0 or len(tensor) < 2 for tensor in given):
         raise ValueError("inputs must be a batch of two or more: scores are compared over it.")
     with torch.no_grad(), in_evaluation(model):
         made = [tensor for tensor in tensors_in(model(*args, **kwargs)) if tensor.ndim]
-    scores = [tensor for tensor in made if tensor.is_floating_point()]
+    rows = {len(tensor) for tensor in tensors if tensor.ndim}
+    several = [tensor for tensor in made if tensor.is_floating_point() and len(tensor) > 1]
+    # The last state of a recurrent layer has no row for each input, and is no score.
+    scores = [tensor for tensor in several if len(tensor) in rows] or several
     if not scores:
         raise ValueError(
-            "The model returns no floating-point tensor: there are no scores to compare."
+            "The model returns no floating-point tensor with two rows or more: there are no "
+            "scores to compare."
         )
     return moments(given, scores)
 

@@ -129,11 +129,17 @@ class Survey(NamedTuple):
     def skipped(self) -> dict[str, str]:
         """The candidates that are no layers, and in no composition, by name; and why."""
         composed = {part for chain in self._compositions("conv_bn", ()) for part in chain}
-        split = {m for m, parts in self.parts.items() if not weights_left(m, parts)}
-        held = split | {part for module in split for part in module.modules()}
+        reasons, held = dict(self.reasons), set[nn.Module]()
+        for owner, parts in self.parts.items():
+            held.update(part for part in owner.modules() if not weights_left(part, parts))
+            computed = ", ".join(weights_left(owner, parts))
+            reasons[owner] = (
+                f"what it computes with is made from {computed}, as by a parametrization or "
+                "pruning; its other matrices are layers"
+            )
         return {
             self.names[module]: why
-            for module, why in self.reasons.items()
+            for module, why in reasons.items()
             if why and module not in composed and module not in held
         }
 

@@ -264,13 +264,20 @@ def _check_rank(layer: object, shape: Shape) -> None:
         )
 
 
+_NO_TENSOR = (
+    "Give a function that returns the tensor; the matrices of recurrent layers and of attention "
+    "are among the layers of find_layers."
+)
+
+
 def _check_output(layer: object, in_shape: Shape, x: object) -> None:
     """Raise unless a batch of one has become a batch of one, real and not empty."""
     if not isinstance(x, Tensor) or x.ndim == 0 or x.shape[0] != 1:
-        got = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        no_tensor = f"{type(x).__name__}. {_NO_TENSOR}"
+        got = f"shape {tuple(x.shape)}." if isinstance(x, Tensor) else no_tensor
         raise ValueError(
             f"{describe(layer)} must map a batch of k inputs to a tensor with k outputs; from a "
-            f"batch of one it made {got}."
+            f"batch of one it made {got}"
         )
     if not x.is_floating_point():
         raise ValueError(

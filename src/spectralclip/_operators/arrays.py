@@ -28,8 +28,13 @@ def as_tensor(array: Any, name: str) -> Tensor:
     tensor = array.detach() if isinstance(array, Tensor) else _read(array, name)
     if tensor.is_complex():
         raise TypeError(
-            f"{name} has dtype {tensor.dtype}, expected real numbers: give the real and the "
-            "imaginary part as two channels."
+            f"{name} has dtype {tensor.dtype}, expected real numbers: with blocks [[Re, -Im], "
+            "[Im, Re]] of channels it is real, and has the same norm."
+        )
+    if tensor.layout != torch.strided or tensor.is_meta:
+        kind = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}"
+        raise TypeError(
+            f"{name} is a tensor {kind}, expected a dense one with its numbers in memory."
         )
     return tensor if tensor.is_floating_point() else tensor.to(torch.float64)
 

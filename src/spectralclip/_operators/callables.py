@@ -12,7 +12,7 @@ from torch import Tensor
 from spectralclip._common import Shape, as_shape
 from spectralclip._operators.affine import AffineFunction, NotAffineError
 from spectralclip._operators.check_affine import require_affine
-from spectralclip._operators.maps import ArrayFunction, CallableMap, LinearMap
+from spectralclip._operators.maps import ArrayFunction, CallableMap, LinearMap, adjoint_gap
 
 
 class _AdjointTest(NamedTuple):
@@ -42,6 +42,8 @@ def callable_maps(
     for apply, role in zip(products, ("matvec", "rmatvec"), strict=True):
         if not callable(apply):
             raise TypeError(f"{role} must be a function of an array, got {type(apply).__name__}.")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype such as torch.float64, got {dtype!r}.")
     source, target = (
         _checked_shape(shape, side)
         for shape, side in zip(shapes, ("in_shape", "out_shape"), strict=True)
@@ -111,12 +113,8 @@ def _require_adjoint(linear: LinearMap, function: AffineFunction, role: str) -> 
             )
             for size in (linear.source.size, linear.target.size)
         )
-        # In float64, since squares of extreme numbers leave the range of float32.
-        rows = (x, y, linear.forward(x), linear.adjoint(y))
-        x, y, image, back = (row.cpu().double() for row in rows)
-        left, right = float(torch.sum(image * y)), float(torch.sum(x * back))
-        size = float(image.norm() * y.norm() + x.norm() * back.norm())
-        differences.append((abs(left - right) > tolerance * size, left, right))
+        left, right, gap = adjoint_gap(x, y, linear.forward(x), linear.adjoint(y))
+        differences.append((gap > tolerance, left, right))
         factors.append(right / left if left else math.inf)
     failed = [(left, right) for fails, left, right in differences if fails]
     if not failed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -77,6 +78,7 @@ def kernel_operator(
         ((32, 8, 8), torch.Size([2]))
     """
     weight = _weight(kernel, layout)
+    stride, padding, dilation, groups = map(_plain, (stride, padding, dilation, groups))
     name = f"the convolution with a kernel of shape {tuple(weight.shape)}"
     axes = weight.ndim - 2
     if axes == 0:
@@ -98,7 +100,6 @@ def kernel_operator(
             f"batch dimension, got {shape}."
         )
     geometry = _geometry(name, weight, shape, (stride, dilation), padding, padding_mode, groups)
-    _require_channels(name, shape[0], weight.shape[1], geometry.groups)
 
     def convolve(x: Tensor) -> Tensor:
         ends = list(zip(geometry.before, geometry.after, strict=True))
@@ -181,6 +182,7 @@ def _geometry(
             f"groups must be a positive divisor of the {weight.shape[0]} output channels of "
             f"{name}, got {groups!r}."
         )
+    _require_channels(name, shape[0], weight.shape[1], groups)
     extent = [d * (k - 1) + 1 for d, k in zip(dilation, weight.shape[2:], strict=True)]
     pads = _pads(padding, shape[1:], stride, extent)
     before, after = (tuple(end) for end in zip(*pads, strict=True))
@@ -198,6 +200,11 @@ def _geometry(
                 f"{side} has."
             )
     return ConvGeometry(stride, dilation, before, after, groups, mode)
+
+
+def _plain(given: Any) -> Any:
+    """NumPy's numbers and arrays as those of Python."""
+    return given.tolist() if isinstance(given, (np.ndarray, np.generic)) else given
 
 
 def _per_axis(sizes: Sizes, axes: int, what: str, least: int) -> Shape:
@@ -226,13 +233,14 @@ def _pads(
     given: Any = padding  # not what its type says, where a caller checks no types
     if isinstance(given, str):
         raise ValueError(f'padding must be numbers, "same" or "valid", got {given!r}.')
-    if not isinstance(given, int) and any(isinstance(one, Sequence) for one in given):
-        flat = [size for pair in given for size in pair]
-        if any(len(pair) != 2 for pair in given) or len(given) != len(sides):
+    if isinstance(given, Sequence) and any(isinstance(one, Sequence) for one in given):
+        pairs = all(isinstance(one, Sequence) and len(one) == 2 for one in given)
+        if not pairs or len(given) != len(sides):
             raise ValueError(
                 f"padding must have a pair (low, high) for each of {len(sides)} axes, got "
                 f"{given!r}."
             )
+        flat = [size for pair in given for size in pair]
         ends = _per_axis(flat, len(flat), "padding", least=0)
         return list(zip(ends[::2], ends[1::2], strict=True))
     return [(pad, pad) for pad in _per_axis(given, len(sides), "padding", least=0)]

@@ -238,11 +238,11 @@ class LinearOperator:
         The factor is one unless the weights are extremely large or small.
         """
         magnitude = self._scale * (self.function.magnitude or self._measured_magnitude())
-        comfortable = 2.0 ** (16 if self.dtype == torch.float32 else 200)
+        # A factor beyond the second number would itself overflow.
+        comfortable, most = (2.0**16, 120) if self.dtype == torch.float32 else (2.0**200, 1000)
         if not 0 < magnitude < math.inf or 1 / comfortable < magnitude < comfortable:
             return self, 1.0
-        # A larger factor would itself overflow in float32.
-        factor = 2.0 ** min(-round(math.log2(magnitude)), 120)
+        factor = 2.0 ** min(-round(math.log2(magnitude)), most)
         return self.scaled(factor), factor
 
     def scaled(self, factor: float) -> LinearOperator:

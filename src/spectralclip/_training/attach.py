@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import nn
 from torch.optim import Optimizer
@@ -114,6 +114,7 @@ def attach(
     else:
         found = find_layers(bare, example_inputs, method.compose, pairs=pairs)
     wanted = {name: layer for name, layer in found.items() if method.takes(layer)}
+    _refuse_left_alone(method, max_norm, found, wanted)
     if max_lipschitz is None:
         bounds = layer_targets(wanted, 1.0 if max_norm is None else max_norm)
     else:
@@ -215,6 +216,20 @@ def _warn_of_contraction(attachment: Attachment) -> None:
             "training may stay where it is. Begin with init_at_bound_(), raise the bounds or "
             "max_lipschitz, or multiply the outputs by a constant. The page 'My network does not "
             "learn under the bound' of the documentation goes through the remedies."
+        )
+
+
+def _refuse_left_alone(
+    method: Method, max_norm: object, found: Mapping[str, FoundLayer], wanted: Collection[str]
+) -> None:
+    """Raise if bounds are given by name to layers that a method is not for."""
+    names = [name for name in max_norm if name in found] if isinstance(max_norm, Mapping) else []
+    others = [name for name in names if name not in wanted]
+    if others:
+        raise ValueError(
+            f"max_norm names {others}, which {type(method).__name__} leaves alone: of this model "
+            f"it holds {list(wanted)}. Leave them out, or use a method that holds them, as "
+            "SpectralClip()."
         )
 
 

@@ -10,8 +10,10 @@ from typing import Any, final
 from torch import Tensor
 
 from spectralclip._clipping import ClipResult
-from spectralclip._common import TensorFile, packed, replacing
+from spectralclip._common import Shape, TensorFile, as_shape, packed, replacing
 from spectralclip.adapters.naming import (
+    DORA,
+    GROUPED,
     PEFT_PREFIX,
     Configuration,
     Pair,
@@ -80,9 +82,13 @@ class Adapter(Mapping[str, Update]):
             max_norm: The bound.
             size: Sides of the images that convolutions get; without it their reshaped kernels
                 are clipped, as by `Update.clip_`.
+
+        Raises:
+            ValueError: The bound is not positive, or no convolution has as many axes as the size.
         """
+        sides = checked_size(size, [self])
         return {
-            layer: update.clip_(max_norm, image_shape(update, size))
+            layer: update.clip_(max_norm, image_shape(update, sides))
             for layer, update in self.items()
         }
 
@@ -102,6 +108,26 @@ class Adapter(Mapping[str, Update]):
             )
         with replacing(path) as file:
             file.write(packed(self._tensors, self._metadata))
+
+
+def checked_size(size: Sequence[int] | None, adapters: Iterable[Adapter]) -> Shape | None:
+    """Positive sides, as many as some convolution of the adapters has axes."""
+    if size is None:
+        return None
+    try:
+        sides = as_shape(size)
+    except TypeError as error:
+        raise TypeError(f"size: expected sides such as (32, 32), got {size!r}.") from error
+    if not sides or min(sides) < 1:
+        raise ValueError(f"size: expected positive sides such as (32, 32), got {size!r}.")
+    kernels = [one.kernel_size for each in adapters for one in each.values() if one.is_convolution]
+    if not any(len(kernel) == len(sides) for kernel in kernels):
+        there = "there are none" if not kernels else f"they have {len(kernels[0])}"
+        raise ValueError(
+            f"size {size!r}: expected convolutions of {len(sides)} axes; {there}. It has the sides "
+            "of images, without channels."
+        )
+    return sides
 
 
 def image_shape(update: Update, size: Sequence[int] | None) -> tuple[int, ...] | None:
@@ -225,10 +251,10 @@ def _configuration(
 def _other_form(tensors: Mapping[str, Tensor], pair: Pair, told: Configuration | None) -> str:
     """Why a pair of factors is no plain update; empty if it is one."""
     if told is not None and told.uses_dora(pair.layer):
-        return "DoRA rescales the sum of base and update: merge it first"
+        return DORA
     A, B = tensors[pair.A], tensors[pair.B]
     if A.ndim == B.ndim > 2 and 0 < B.shape[1] < A.shape[0] and A.shape[0] % B.shape[1] == 0:
-        return "a grouped convolution, whose B sees only a part of A's outputs"
+        return GROUPED
     return ""
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from spectralclip._models import unwrapped
 from spectralclip.adapters.adapter import Adapter
-from spectralclip.adapters.naming import PEFT_PREFIX
+from spectralclip.adapters.naming import DORA, GROUPED, PEFT_PREFIX
 from spectralclip.adapters.update import Update, require_thin
 
 _PAIRS = (
@@ -23,7 +23,6 @@ _PAIRS = (
     ("lora_down", "lora_up"),
     ("lora_embedding_A", "lora_embedding_B"),
 )
-_DORA = "DoRA rescales the sum of base and update: merge it first"
 
 
 def from_model(model: nn.Module, adapter: str | None = None) -> Adapter:
@@ -106,12 +105,16 @@ def _factor(held: object) -> Tensor | None:
 def _other_form(module: Any, B: Any, A: Any, name: str | None) -> str:
     magnitudes = getattr(module, "lora_magnitude_vector", None)
     if magnitudes is not None and (name is None or not _is_table(magnitudes) or name in magnitudes):
-        return _DORA
+        return DORA
     left, right = _factor(B), _factor(A)
     if left is None or right is None:
         return "its factors are no tensors"
     if left.ndim > 2 and left.shape[1] < right.shape[0]:
-        return "a grouped convolution, whose B sees only a part of A's outputs"
+        return GROUPED
+    if getattr(A, "groups", 1) != 1:
+        return "a grouped convolution, whose A sees only a part of the inputs"
+    if getattr(A, "padding_mode", "zeros") != "zeros":
+        return f"its convolution pads by {A.padding_mode!r}: updates are measured with zeros"
     return ""
 
 

@@ -169,9 +169,11 @@ def measure_base(
     alone, together = svds(_dense(weight), k=wider), svds(_dense(both), k=k)
     own = update.svd()
     leading = min(k, own.rank)
-    outputs = _angles(own.U.T[:leading], on_host(alone.U[:k]))
-    inputs = _angles(own.Vh[:leading], on_host(alone.V[:k]))
-    inside = (on_host(together.U) @ on_host(alone.U).T).norm(dim=1)
+    # Where a matrix has no more values than rounding, its singular vectors are any.
+    U, V = (on_host(one[: _rank(alone.S)]) for one in (alone.U, alone.V))
+    outputs = _angles(own.U.T[:leading], U[:k])
+    inputs = _angles(own.Vh[:leading], V[:k])
+    inside = (on_host(together.U[: _rank(together.S)]) @ U.T).norm(dim=1)
     intruders = int((inside < JUDGEMENT.intruder).sum())
     norm, sum_norm = float(alone.S[0]), float(together.S[0])
     in_shape = image_shape(update, size)
@@ -218,6 +220,11 @@ def _dense(weight: Tensor) -> nn.Module:
     return layer
 
 
+def _rank(S: Tensor) -> int:
+    """How many values of a matrix in single precision are more than its rounding."""
+    return int(S.gt(10 * torch.finfo(S.dtype).eps * S[0]).sum())
+
+
 def _effective_rank(S: Tensor) -> float:
     total = float(S.sum())
     if total == 0:
@@ -227,7 +234,7 @@ def _effective_rank(S: Tensor) -> float:
 
 def _angles(first: Tensor, second: Tensor) -> tuple[float, ...]:
     """Principal angles in degrees between the spans of orthonormal rows, ascending."""
-    if not first.shape[0]:
+    if not (first.shape[0] and second.shape[0]):
         return ()
     cosines = torch.linalg.svdvals(first @ second.T).clamp(max=1.0)
     return tuple(torch.rad2deg(torch.acos(cosines)).tolist())

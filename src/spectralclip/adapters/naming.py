@@ -35,11 +35,14 @@ _WORDS = "|".join(map(re.escape, (*TOKENS, *TOKENS.values())))
 _FACTOR = re.compile(
     rf"(?P<layer>.+?)[._](?P<token>{_WORDS})(?:\.(?P<adapter>(?!weight$|bias$)[^.]+))?(?:\.weight)?"
 )
+# Why an update is left out.
+DORA = "DoRA rescales the sum of base and update: merge it first"
+GROUPED = "a grouped convolution, whose B sees only a part of A's outputs"
 # What makes an update something else than the product of two factors, by the end of its key.
 _OTHER_FORMS = {
-    "lora_magnitude_vector": "DoRA rescales the sum of base and update: merge it first",
-    "lora_magnitude_vector.weight": "DoRA rescales the sum of base and update: merge it first",
-    "dora_scale": "DoRA rescales the sum of base and update: merge it first",
+    "lora_magnitude_vector": DORA,
+    "lora_magnitude_vector.weight": DORA,
+    "dora_scale": DORA,
     "lora_mid.weight": "it has a third factor (Tucker form)",
     "lora_E": "AdaLoRA has a third factor, of singular values",
     "lora_E.weight": "AdaLoRA has a third factor, of singular values",
@@ -61,6 +64,7 @@ def find_pairs(keys: Mapping[str, Any], file: str) -> tuple[dict[str, Pair], dic
     left_out: dict[str, str] = {}
     used: set[str] = set()
     adapters: set[str] = set()
+    doubled = ""
     for key in keys:
         match = _FACTOR.fullmatch(key)
         if match is None:
@@ -77,11 +81,17 @@ def find_pairs(keys: Mapping[str, Any], file: str) -> tuple[dict[str, Pair], dic
         used.add(key)
         if token in TOKENS:
             layer = match["layer"].removeprefix(PEFT_PREFIX)
+            if layer in pairs:
+                doubled = f"{pairs[layer].A!r} and {key!r} are of the same layer, {layer!r}"
             pairs[layer] = Pair(layer, key, partner, token.startswith("lora_embedding"))
     if len(adapters) > 1:
         raise ValueError(
             f"{file} holds several adapters ({', '.join(sorted(map(repr, adapters)))}): expected "
             "one. Save each in a file of its own."
+        )
+    if doubled:
+        raise ValueError(
+            f"{file}: keys {doubled}: expected one pair of factors. Save each in a file of its own."
         )
     for key in keys:
         layer, reason = _other(key)
@@ -143,7 +153,7 @@ class Configuration:
         told = entries.get("r") if told is None else told
         if told is not None and told != rank:
             raise ValueError(
-                f"{layer}: expected the rank {told} that {self._origin} tells, got {rank} in the "
+                f"{layer}: expected the rank {told!r} that {self._origin} tells, got {rank} in the "
                 "file: do they belong together?"
             )
         if alpha is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import combinations, count
 from typing import Any, final
 
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from spectralclip._audit import Column, Sheet, document_of, interval_text, plain_table, to_text
 from spectralclip._clipping import ClipResult
 from spectralclip._common import shown_name, shown_reason
-from spectralclip.adapters.adapter import Adapter
+from spectralclip.adapters.adapter import Adapter, checked_size
 from spectralclip.adapters.base import base_matrix, matched_keys
 from spectralclip.adapters.live import base_weights
 from spectralclip.adapters.measures import (
@@ -174,6 +174,7 @@ def report(
             their reshaped kernels are given, and named so.
 
     Raises:
+        TypeError: Something is no `Adapter`.
         ValueError: Adapters or base do not fit each other.
 
     Example:
@@ -190,6 +191,7 @@ def report(
         raise ValueError("report needs an adapter, or several: got none.")
     if not k >= 1:
         raise ValueError(f"k: expected a number of directions of at least 1, got {k!r}.")
+    size = checked_size(size, given.values())
     weights = base_weights(base) if isinstance(base, nn.Module) else base
     rows, left_out = [], {}
     for name, adapter in given.items():
@@ -225,8 +227,17 @@ def _clashes(adapters: Mapping[str, Adapter], size: Sequence[int] | None) -> lis
 
 def _by_name(adapters: Sequence[Adapter]) -> dict[str, Adapter]:
     """Adapters of one name are told apart by numbers."""
+    for one in adapters:
+        if not isinstance(one, Adapter):
+            raise TypeError(
+                f"report takes adapters, such as spectralclip.adapters.load(path), got {one!r:.80}."
+            )
     names = [adapter.name for adapter in adapters]
-    return {
-        f"{name} ({names[: index + 1].count(name)})" if names.count(name) > 1 else name: adapter
-        for index, (name, adapter) in enumerate(zip(names, adapters, strict=True))
-    }
+    found: dict[str, Adapter] = {}
+    for adapter in adapters:
+        name = adapter.name
+        if names.count(name) > 1:
+            numbered = (f"{name} ({number})" for number in count(1))
+            name = next(one for one in numbered if one not in found and one not in names)
+        found[name] = adapter
+    return found

@@ -218,6 +218,12 @@ class Update(nn.Module):
 
 
 def _check(name: str, A: Tensor, B: Tensor, scale: float) -> None:
+    for factor, given in (("A", A), ("B", B)):
+        if not isinstance(given, Tensor):
+            raise TypeError(
+                f"{name}: expected a tensor as {factor}, got {type(given).__name__}: arrays "
+                "of NumPy become tensors by torch.from_numpy."
+            )
     shapes = f"A {tuple(A.shape)} and B {tuple(B.shape)}"
     expected = "A (r, in) and B (out, r), or kernels (r, in, *kernel) and (out, r, 1, ...)"
     fits = 2 <= A.ndim <= 5 and A.ndim == B.ndim and A.numel() > 0 and B.numel() > 0

@@ -45,7 +45,7 @@ def run(
     _require_writable(places, bases, json, max_norm, output, overwrite)
     checkpoints = [_weights_file.read(place, limit or LARGEST_WEIGHTS) for place in places]
     read = [_adapter(one, alpha, limit) for one in checkpoints]
-    sides = _sides(size, read)
+    sides = _sides(size)
     found = adapters.report(read, _base(bases, limit), k=k, size=sides)
     if max_norm is not None and output is not None:
         found = replace(found, clipped=read[0].clip_(max_norm, sides))
@@ -110,19 +110,14 @@ def _base(paths: Sequence[Path], limit: float | None) -> Mapping[str, Tensor] | 
     return ChainMap(*parts) if parts else None
 
 
-def _sides(text: str | None, read: Sequence[Adapter]) -> tuple[int, ...] | None:
-    """What `--size` says, if there is a convolution of as many axes."""
+def _sides(text: str | None) -> tuple[int, ...] | None:
+    """What `--size` says."""
     if text is None:
         return None
     parts = text.split(",")
-    if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
+    if not all(part.strip().isdecimal() for part in parts):
         raise Problem(f"--size {text!r}: expected positive sides such as 32,32.")
-    sides = tuple(map(int, parts))
-    kernels = [one.kernel_size for each in read for one in each.values() if one.is_convolution]
-    if not any(len(kernel) == len(sides) for kernel in kernels):
-        there = "there are none" if not kernels else f"they have {len(kernels[0])}"
-        raise Problem(f"--size {text!r}: expected convolutions of {len(sides)} axes; {there}.")
-    return sides
+    return tuple(map(int, parts))
 
 
 def _print(found: AdapterReport, json: str | None, max_norm: float | None) -> None:

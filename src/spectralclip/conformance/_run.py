@@ -173,15 +173,35 @@ def _outcome(
 
 
 def _ends(returned: Any) -> tuple[float, float, bool]:
-    if hasattr(returned, "lower") and hasattr(returned, "upper"):
-        return float(returned.lower), float(returned.upper), True
-    if isinstance(returned, Sequence) and not isinstance(returned, str) and len(returned) == 2:
-        return float(returned[0]), float(returned[1]), True
-    if returned is None or isinstance(returned, (str, bool)):
-        raise TypeError(f"expected a number or the two ends of an interval, got {returned!r}")
-    # A norm that carries a gradient is a number all the same, of which torch would warn.
-    value = float(returned.detach() if isinstance(returned, torch.Tensor) else returned)
+    pair = _pair(returned)
+    if pair is not None:
+        return _number(pair[0]), _number(pair[1]), True
+    value = _number(returned)
     return value, value, False
+
+
+def _pair(returned: Any) -> tuple[Any, Any] | None:
+    """The ends of an interval; None if it is something else."""
+    if isinstance(returned, str):  # whose `lower` and `upper` are methods
+        return None
+    if hasattr(returned, "lower") and hasattr(returned, "upper"):
+        return returned.lower, returned.upper
+    # Tensors and NumPy's arrays are no sequences, but have axes.
+    is_list = isinstance(returned, Sequence) or getattr(returned, "ndim", 0) == 1
+    return (returned[0], returned[1]) if is_list and len(returned) == 2 else None
+
+
+def _number(returned: Any) -> float:
+    # A norm that carries a gradient is a number all the same, of which torch would warn.
+    value = returned.detach() if isinstance(returned, torch.Tensor) else returned
+    try:
+        if isinstance(value, (str, bool)):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"expected a number or the two ends of an interval, got {returned!r:.80}"
+        ) from error
 
 
 def _judged(
@@ -190,11 +210,11 @@ def _judged(
     truth = layer.norm
     if math.isnan(lower) or math.isnan(upper):
         return "wrong", "it is not a number"
+    if math.isinf(upper) or upper < 0:
+        return "wrong", "a norm is finite and not negative"
     if is_interval:
         holds = lower <= truth.upper and upper >= truth.lower
         return ("right", "") if holds else ("wrong", "the interval does not hold the norm")
-    if math.isinf(upper) or upper < 0:
-        return "wrong", "a norm is finite and not negative"
     if upper > truth.upper * (1 + tol):
         return "above", ""
     return ("below" if upper < truth.lower * (1 - tol) else "right"), ""

@@ -92,8 +92,8 @@ class NormLogger:
         inputs: A batch for `Attachment.report`: write the network's bound, spread and gain too.
 
     Raises:
-        TypeError: `writer` has no `write`.
-        ValueError: `every` is not positive.
+        TypeError: `writer` has no `write`, or `attachment` is something else.
+        ValueError: `every` is no positive integer.
 
     Example:
         >>> import torch
@@ -132,7 +132,9 @@ class NormLogger:
                 f"writer must have a method write(record), such as CsvWriter(path), "
                 f"TensorBoardWriter(summary_writer) or WandbWriter(run), got {writer!r}."
             )
-        if every < 1:
+        if not isinstance(attachment, Attachment):
+            raise TypeError(f"attachment must be what attach returned, got {attachment!r:.80}.")
+        if not isinstance(every, int) or every < 1:
             raise ValueError(f"every must be a positive number of steps, got {every!r}.")
         self._writer, self._attachment, self._every = writer, attachment, every
         self._tag, self._inputs = tag, inputs

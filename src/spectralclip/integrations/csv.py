@@ -18,7 +18,8 @@ COLUMNS = ["step", "name", "value"]
 class CsvWriter:
     """Appends the scalars of a `NormRecord` to a file, one line each: `step,name,value`.
 
-    A resumed run goes on in the same file. The file is whole after each write, and no longer open.
+    A resumed run goes on in the same file; of a step that is there twice, the later lines count.
+    The file is whole after each write, and no longer open.
 
     Args:
         path: The file; it is made if there is none.
@@ -45,7 +46,8 @@ class CsvWriter:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Make the file, or see that it can be continued."""
         self._path = Path(path)
-        with self._path.open("a+", newline="", encoding="utf-8") as file:
+        # Whatever the file holds, the error below is to name it.
+        with self._path.open("a+", newline="", encoding="utf-8", errors="replace") as file:
             file.seek(0)
             found = next(csv.reader(file), None)
             if found is None:

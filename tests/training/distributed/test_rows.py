@@ -1,4 +1,4 @@
-"""Rows of one parameter among several processes: one owner for all, and equal weights after."""
+"""Parts of parameters among several processes: one owner for all, and equal weights after."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from spectralclip import attach
+from spectralclip.methods import SpectralClip
 
 BOUND = 0.5
 
@@ -41,10 +42,11 @@ def _wrapped(kind: str) -> nn.Module:
     return model
 
 
-def _trained(kind: str, name: str) -> Any:
+def _trained(kind: str, name: str, compose: Any = "none") -> Any:
     model = _wrapped(kind)
     optimizer = OPTIMIZERS[name](model.parameters())
-    attachment = attach(model, optimizer, torch.zeros(1, 3, 4), max_norm=BOUND)
+    method = SpectralClip(compose=compose)
+    attachment = attach(model, optimizer, torch.zeros(1, 3, 4), method=method, max_norm=BOUND)
     for step in range(6):
         x = torch.randn(8, 3, 4, generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
@@ -70,3 +72,14 @@ def test_as_in_one_process(pair: Processes, kind: str, optimizer: str) -> None:
     for name in ("gru.weight_ih_l0", "gru.weight_hh_l0", "attn.in_proj_weight"):
         norms = [float(torch.linalg.matrix_norm(part, 2)) for part in weights[name].split(6)]
         assert max(norms) <= 1.02 * BOUND and max(norms) > 0.9 * BOUND
+
+
+@pytest.mark.filterwarnings("ignore:Within these bounds")
+@pytest.mark.parametrize("kind", ["ddp", FSDP])
+def test_heads_as_in_one_process(pair: Processes, kind: str) -> None:
+    (weights, layers, states), (others, *_) = pair.run(_trained, kind, "adamw", "heads")
+    assert same(weights, others)
+    assert layers == states and "attn[1].value" in layers
+    alone, *_ = _trained("alone", "adamw", "heads")
+    for name, value in alone.items():
+        torch.testing.assert_close(weights[name], value, rtol=0, atol=2e-5)

@@ -4,6 +4,7 @@ from spectralclip._operators.maps.autograd import AutogradMap as AutogradMap
 from spectralclip._operators.maps.base import Layout as Layout
 from spectralclip._operators.maps.base import LinearMap as LinearMap
 from spectralclip._operators.maps.base import TransposedMap as TransposedMap
+from spectralclip._operators.maps.base import adjoint_gap as adjoint_gap
 from spectralclip._operators.maps.callables import ArrayFunction as ArrayFunction
 from spectralclip._operators.maps.callables import CallableMap as CallableMap
 from spectralclip._operators.maps.conv import ConvMap as ConvMap

@@ -200,3 +200,16 @@ class TransposedMap(LinearMap):
 def geometric_mean_of_sums(rows: Tensor, columns: Tensor) -> float:
     """The geometric mean of the largest row and column sum: a bound on the 2-norm of `|M|`."""
     return math.sqrt(float(rows.max())) * math.sqrt(float(columns.max()))
+
+
+def adjoint_gap(x: Tensor, y: Tensor, image: Tensor, back: Tensor) -> tuple[float, float, float]:
+    """`<image, y>` and `<x, back>`, and how far they are apart, relative to the lengths.
+
+    In float64 and in units of the largest entry, since squares of extreme numbers leave the range.
+    """
+    x, y, image, back = (row.cpu().double() for row in (x, y, image, back))
+    unit = max(float(image.abs().max()), float(back.abs().max())) or 1.0
+    image, back = image / unit, back / unit
+    left, right = float(torch.sum(image * y)), float(torch.sum(x * back))
+    size = float(image.norm() * y.norm() + x.norm() * back.norm())
+    return left * unit, right * unit, abs(left - right) / size if size else 0.0

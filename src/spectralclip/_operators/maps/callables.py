@@ -51,7 +51,8 @@ class ArrayFunction:
     def answer(self, x: Tensor) -> Tensor:
         """What the function makes of a batch, in the precision that it answers in."""
         if self.batched:
-            return self._called(x, (x.shape[0], *self.target))
+            # A copy: the next call may write into the same tensor.
+            return self._called(x, (x.shape[0], *self.target)).clone()
         return torch.stack([self._called(row, self.target) for row in x])
 
     def _called(self, x: Tensor, expected: Shape) -> Tensor:
@@ -60,11 +61,12 @@ class ArrayFunction:
         try:
             returned = self.apply(given)
         except Exception as error:
-            other = "torch" if self.arrays == "numpy" else "numpy"
+            hint = 'arrays="torch" hands tensors over'
+            if self.arrays == "torch":
+                hint = 'dtype=torch.float64 hands that precision over, arrays="numpy" NumPy arrays'
             raise ValueError(
                 f"{self.role} cannot be applied to {_described(given)}: {type(error).__name__}: "
-                f'{one_line(error)} (arrays="{other}" hands {other} arrays over, and batched=True '
-                "batches of them)."
+                f"{one_line(error)} ({hint}, and batched=True batches of them)."
             ) from error
         found = as_tensor(returned, f"What {self.role} returns")
         if tuple(found.shape) != expected:

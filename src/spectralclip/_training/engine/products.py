@@ -93,7 +93,8 @@ class Products(Followed):
     def normalize(self, unit: Tensor, bound: Tensor) -> None:
         self._unit = unit
         root = (self._pairs[0].scale * unit).sqrt()[:, None, None]
-        self._left, self._right = (finite(own) * root for own in self._stored)
+        self._finite = [finite(own) for own in self._stored]
+        self._left, self._right = (own * root for own in self._finite)
 
     def send(self) -> Tensor:
         known = self.state["vectors"]
@@ -116,13 +117,14 @@ class Products(Followed):
         for _ in range(ROOTS):  # `(1 - half)^2 = 1 - surplus`
             half = torch.baddbmm(surplus, half, half, beta=0.5, alpha=0.5)
         known, images, root = self.state["vectors"], self._images, scale.sqrt()
-        left, right = self._stored
+        left, right = self._finite
         along = torch.bmm(torch.bmm(known, left.mT).mT, torch.bmm(half, known))
         # Right vectors are images over their lengths, which are `limit / (1 - surplus)`.
         rest = (self._eye - surplus) / broadcast(self.limit, surplus)
         half = torch.bmm(torch.bmm(rest, half), rest)
         across = torch.bmm(torch.bmm(right, images.mT), torch.bmm(half, images))
-        new = [scaled(left - along, root), scaled(right - across, root)]
+        changes = along, across
+        new = [scaled(own - c, root) for own, c in zip(self._stored, changes, strict=True)]
         widths = self._widths[: self._split], self._widths[self._split :]
         return [
             part for own, sizes in zip(new, widths, strict=True) for part in own.split(sizes, 2)
