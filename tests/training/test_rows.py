@@ -11,7 +11,7 @@ from seeds import seeded
 from torch import Tensor, nn
 
 from spectralclip import attach
-from spectralclip._training.momentum import momentum_of, whole_and_rows
+from spectralclip._training.momentum import momentum_of, whole_and_part
 from spectralclip.methods import Farnia, SpectralClip
 
 BOUND = 0.8
@@ -115,21 +115,30 @@ def test_momentum_is_projected_in_the_rows_that_moved_and_nowhere_else() -> None
     assert changed[80:120].any() and not changed[:80].any() and not changed[120:].any()
 
 
-def test_a_view_of_rows_leads_back_to_its_parameter() -> None:
-    weight = nn.Parameter(torch.zeros(12, 3))
+@pytest.mark.parametrize("columns", [False, True])
+def test_a_view_leads_back_to_its_part_of_a_parameter(columns: bool) -> None:
+    weight = nn.Parameter(torch.arange(24.0).reshape(6, 4))
+
+    def part_of(tensor: Tensor) -> Tensor:
+        return tensor[:, 1:3].T if columns else tensor[2:5]
+
     with torch.no_grad():
-        view = weight[4:8]
-    whole, rows = whole_and_rows(view)
-    assert whole is weight and rows == slice(4, 8)
-    assert whole_and_rows(weight) == (weight, None)
+        whole, part = whole_and_part(part_of(weight))
+    assert whole is weight and part is not None
+    assert whole_and_part(weight) == (weight, None)
     optimizer = torch.optim.Adam([weight])
-    weight.grad = torch.arange(36.0).view(12, 3)
+    weight.sum().backward()
     optimizer.step()
-    momentum = momentum_of(optimizer, whole)
-    assert momentum is not None and momentum.of_rows(None) is momentum
-    own = momentum.of_rows(rows)
-    assert own.squares is not None and own.buffer.shape == own.squares.shape == (4, 3)
-    assert torch.equal(own.buffer, optimizer.state[weight]["exp_avg"][4:8])
+    momentum = momentum_of(optimizer, weight)
+    assert momentum is not None and momentum.within(None) is momentum
+    own = momentum.within(part)
+    own.buffer.zero_()
+    assert torch.equal(part_of(momentum.buffer), torch.zeros_like(own.buffer))
+    assert int((momentum.buffer == 0).sum()) == own.buffer.numel()
+    assert own.squares is not None and momentum.squares is not None
+    assert torch.equal(own.squares, part_of(momentum.squares))
+    with pytest.raises(ValueError, match="strides"):
+        part.of(torch.zeros(4, 6).T)
 
 
 @quietly

@@ -272,7 +272,7 @@ def test_other_strides_and_paddings_are_followed_apart_and_other_sizes_together(
         ({"headroom": -0.1}, "headroom must be at least 0"),
         ({"headroom": 0.5}, "below 0.5, got 0.5"),
         ({"headroom": float("nan")}, "headroom"),
-        ({"compose": "all"}, "compose must be 'none' or 'conv_bn', got 'all'"),
+        ({"compose": "all"}, "compose must be 'none', 'conv_bn' or 'heads', got 'all'"),
         ({"check_every": -1}, "check_every must not be negative, got -1"),
     ],
 )
