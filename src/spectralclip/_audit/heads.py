@@ -48,7 +48,7 @@ def audited_heads(
     """The heads of a model, or why they could not be looked for."""
     try:
         found = heads_of(model, example_inputs, survey)
-    except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         return str(error) or type(error).__name__
     return tuple(
         HeadAudit(name, h.layer, h.index, h.key, h.logit, h.value, h.is_rotary, h.note)
