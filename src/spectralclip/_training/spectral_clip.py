@@ -164,7 +164,7 @@ class _Following(MethodState):
                 self.sharing.project_momenta(moved)
         due = [name for name in self._checks.due(step) if name in bounds]
         if due or self._engine.is_on_host:
-            self._report(self._engine.lost())
+            self._report(self._engine.non_finite())
         if due:
             estimates = self._engine.estimates()
             for name in due:

@@ -124,4 +124,4 @@ def test_a_factor_that_is_not_finite_leaves_the_others_exact() -> None:
         assert torch.equal(own[index].first, alone[index].first)
         assert torch.equal(own[index].second, alone[index].second)
     assert torch.equal(own[1].first, kept)
-    assert stages[0].is_lost.tolist() == [False, True, False]
+    assert stages[0].is_non_finite.tolist() == [False, True, False]

@@ -37,7 +37,7 @@ class Follower(ABC):
     rounds: int = 1
 
     @abstractmethod
-    def look(self) -> list[tuple[Tensor, Tensor]]:
+    def refresh(self) -> list[tuple[Tensor, Tensor]]:
         """Send the known vectors through the layers and back, and what comes back once more.
 
         Returns:
@@ -77,11 +77,11 @@ class Cuts(Kind):
         }
         self._eye = unit_matrix(TUNING.cuts, like)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         chosen = []
         for width, (turns, eye) in self._tables.items():
             own = [one for one in self._followers if one.width == width]
-            grams = [one.look() for one in own]
+            grams = [one.refresh() for one in own]
             sizes = [sum(len(basis) for basis, _ in pairs) for pairs in grams]
             bases, images = zip(*(pair for pairs in grams for pair in pairs), strict=True)
             planes = torch.cat(bases + images).unflatten(0, (2, -1))

@@ -138,17 +138,17 @@ class Engine:
         """The norm of each layer as it is now; NaN if it is not finite."""
         with self._evaluating():
             found = self._read({id(stage): stage.norms() for stage in self._stages})
-        lost = self.lost()
-        return {name: math.nan if name in lost else max(own) for name, own in found.items()}
+        bad = self.non_finite()
+        return {name: math.nan if name in bad else max(own) for name, own in found.items()}
 
     def estimates(self) -> dict[str, float]:
         """What the last step has left of each norm, as far as it could see."""
         found = self._read({id(s): s.state["norm"] * s.bounds for s in self._stages})
         return {name: max(own) for name, own in found.items()}
 
-    def lost(self) -> set[str]:
+    def non_finite(self) -> set[str]:
         """The layers of which something was not finite at the last step."""
-        found = self._read({id(stage): stage.is_lost for stage in self._stages})
+        found = self._read({id(stage): stage.is_non_finite for stage in self._stages})
         return {name for name, flags in found.items() if any(flags)}
 
     def _read(self, by_stage: Mapping[int, Tensor]) -> dict[str, list[Any]]:

@@ -48,7 +48,7 @@ class Clamps(Kind):
     def __init__(self, groups: Sequence[Factors]) -> None:
         self.groups: Sequence[Factors] = list(groups)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """All is known."""
 
     def norms(self) -> Tensor:

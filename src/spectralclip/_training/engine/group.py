@@ -104,7 +104,7 @@ class Kind(ABC):
     lags: bool = False
 
     @abstractmethod
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Refresh what is known of the weights that the groups have taken in."""
 
     @abstractmethod

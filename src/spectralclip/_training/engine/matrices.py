@@ -44,7 +44,7 @@ class Followed(Group):
         """A power step; the Gram matrix of what it leaves, as large as a block."""
 
     @abstractmethod
-    def look(self, whitening: Tensor) -> Tensor:
+    def refresh(self, whitening: Tensor) -> Tensor:
         """Take the vectors as this makes them; the Gram matrix of their images."""
 
     def _begin(self, side: int, rank: int, generators: Iterable[Generator], like: Tensor) -> None:
@@ -91,7 +91,7 @@ class Matrices(Followed):
         self._vectors = torch.baddbmm(known, images, self._weights.mT, beta=SHARE_KEPT)
         return self._padded(torch.bmm(self._vectors, self._vectors.mT))
 
-    def look(self, whitening: Tensor) -> Tensor:
+    def refresh(self, whitening: Tensor) -> Tensor:
         known = self.state["vectors"]
         k = known.shape[1]
         torch.bmm(whitening[:, :k, :k], self._vectors, out=known)
@@ -120,11 +120,11 @@ class Blocks(Kind):
         vectors = [group.state["vectors"] for group in groups]
         self._eye = unit_matrix(groups[0].block, vectors[0])
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         grams = joined([group.send() for group in self.groups])
         roots = whitening(grams, self._eye, self._by_products)
         parts = roots.split([group.count for group in self.groups])
-        self._grams = joined([g.look(own) for g, own in zip(self.groups, parts, strict=True)])
+        self._grams = joined([g.refresh(own) for g, own in zip(self.groups, parts, strict=True)])
 
     def norms(self) -> Tensor:
         """From above: by at most 11 %, if all values of a block are equal."""

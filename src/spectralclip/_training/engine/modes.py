@@ -70,8 +70,8 @@ class Modes(Group):
         # By tap: what is folded over taps needs no permutation then.
         self._weights = scaled(finite(self._acting).transpose(2, 3), unit)
 
-    def look(self, table: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-        """Its part of `Follower.look`.
+    def refresh(self, table: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        """Its part of `Follower.refresh`.
 
         Args:
             table: Of phases, `(kernels, F, k, rows, taps)`.
@@ -188,13 +188,13 @@ class Torus(Follower):
         centers, reach = frequencies.centers, frequencies.centers.new_tensor(frequencies.reach)
         self._least, self._most = (centers - reach).to(self._at), (centers + reach).to(self._at)
 
-    def look(self) -> list[tuple[Tensor, Tensor]]:
+    def refresh(self) -> list[tuple[Tensor, Tensor]]:
         angles = torch.addmm(self._phases.flatten(), self._at.flatten(0, 1), self._steps)
         table = torch.cos(angles) * self._places.flatten()
         table = table.view(*self._at.shape[:2], 1, *self._places.shape)
         self._table = table.expand(-1, -1, self.width, -1, -1).contiguous()
         pairs = zip(self.groups, self._slices, strict=True)
-        found = [group.look(self._table[own], self._rows) for group, own in pairs]
+        found = [group.refresh(self._table[own], self._rows) for group, own in pairs]
         if self._climbs:
             self._climb(joined([group.slopes() for group in self.groups]))
         return found

@@ -103,7 +103,7 @@ class Products(Followed):
         self._vectors = torch.baddbmm(known, back, self._left, beta=SHARE_KEPT)
         return self._padded(torch.bmm(self._vectors, self._vectors.mT))
 
-    def look(self, whitening: Tensor) -> Tensor:
+    def refresh(self, whitening: Tensor) -> Tensor:
         known = self.state["vectors"]
         k = known.shape[1]
         torch.bmm(whitening[:, :k, :k], self._vectors, out=known)

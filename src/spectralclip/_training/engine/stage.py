@@ -17,7 +17,7 @@ from spectralclip._training.engine.group import Group, Kind, broadcast, joined, 
 from spectralclip._training.engine.small import TINY, largest
 from spectralclip._training.engine.tuning import TUNING
 
-LOOKS = 3  # at weights of which the host wants to know the norm
+REFRESHES = 3  # at weights of which the host wants to know the norm
 TAMED = 16.0  # times the bound: entries up to which squares are precise in float32
 
 
@@ -36,7 +36,7 @@ class Stage:
             the last step, over the bound.
         rounds: How often it is to be run after each step of the optimizer.
         is_active: Kernels that may be moved.
-        is_lost: Kernels of which not everything was finite at the last step.
+        is_non_finite: Kernels of which not everything was finite at the last step.
         is_touched: Kernels that the last step has changed.
     """
 
@@ -50,7 +50,7 @@ class Stage:
         like = like.double() if first.dtype == torch.float64 else like
         self.bounds = like + 1
         self.state = {"growth": like + headroom, "lag": like + 1, "norm": like.clone()}
-        self.is_active, self.is_lost, self.is_touched = like == 0, like > 0, like > 0
+        self.is_active, self.is_non_finite, self.is_touched = like == 0, like > 0, like > 0
         self.rounds = max(kind.rounds for kind in kinds)
         self._most = max(TUNING.most, headroom)
         each = [(kind, own, like.new_ones(own.count)) for kind in kinds for own in kind.groups]
@@ -65,7 +65,7 @@ class Stage:
     def warm_up(self, rounds: int) -> None:
         """Look for the leading vectors of the weights as they are, and move nothing."""
         for _ in range(rounds):
-            self._look()
+            self._refresh()
         self.state["norm"].copy_(joined([kind.norms() for kind in self._kinds]))
 
     def run(self, *, far: bool = False) -> list[Tensor]:
@@ -74,8 +74,8 @@ class Stage:
         Args:
             far: Cut even what is far above its bound, which takes more than one step.
         """
-        share = self._look()
-        state, is_lost = self.state, self.is_lost
+        share = self._refresh()
+        state, is_non_finite = self.state, self.is_non_finite
         target = (1 - state["growth"].clamp(self._headroom, self._most)) / state["lag"]
         top = joined([kind.norms() for kind in self._kinds]).clamp_min(TINY)
         grown = top / state["norm"].clamp_min(TINY) - 1
@@ -84,12 +84,12 @@ class Stage:
         found = [kind.find(*own) for kind, *own in each]
         scale, is_above = joined([f.scale for f in found]), joined([f.is_above for f in found])
         is_above = is_above | (scale < share)
-        touched = torch.logical_and(is_above & self.is_active, ~is_lost, out=self.is_touched)
+        touched = torch.logical_and(is_above & self.is_active, ~is_non_finite, out=self.is_touched)
         grown = torch.maximum(TUNING.calm * state["growth"], grown * self._lags)
-        torch.where(is_lost, state["growth"], grown, out=state["growth"])
+        torch.where(is_non_finite, state["growth"], grown, out=state["growth"])
         norm = top * scale
         norm = torch.where(touched, torch.minimum(norm, target), norm)
-        torch.where(is_lost, state["norm"], norm, out=state["norm"])
+        torch.where(is_non_finite, state["norm"], norm, out=state["norm"])
         scale = (scale / share).masked_fill(~touched, 1)
         factor = self.bounds * touched
         parts = zip(self._kinds, found, self._split(scale), self._split(factor), strict=True)
@@ -99,16 +99,16 @@ class Stage:
             for new in kind.moved(part, own.cuts * broadcast(times, own.cuts))
         ]
 
-    def _look(self) -> Tensor:
+    def _refresh(self) -> Tensor:
         """Refresh all vectors; the weights in units of their bounds over what was taken of them."""
         peak = largest(kernel for group in self.groups for kernel in group.read())
-        is_lost = torch.logical_not(peak < math.inf, out=self.is_lost)
-        share = (peak / (TAMED * self.bounds)).clamp_min(1.0).masked_fill(is_lost, 1)
-        unit = torch.reciprocal(share * self.bounds).masked_fill(is_lost, 0)
+        is_non_finite = torch.logical_not(peak < math.inf, out=self.is_non_finite)
+        share = (peak / (TAMED * self.bounds)).clamp_min(1.0).masked_fill(is_non_finite, 1)
+        unit = torch.reciprocal(share * self.bounds).masked_fill(is_non_finite, 0)
         for group, own in zip(self.groups, self.slices, strict=True):
             group.normalize(unit[own], self.bounds[own])
         for kind in self._kinds:
-            kind.look()
+            kind.refresh()
         return share
 
     def _limit(self, grown: Tensor, far: bool) -> Tensor:
@@ -129,8 +129,8 @@ class Stage:
         """The norm of each kernel as it is now, for the host; nothing is remembered of the look."""
         states = [tensor for group in self.groups for tensor in group.state.values()]
         before = [tensor.clone() for tensor in states]
-        for _ in range(LOOKS):
-            share = self._look()
+        for _ in range(REFRESHES):
+            share = self._refresh()
         norms = joined([kind.measured() for kind in self._kinds]) * share * self.bounds
         for tensor, value in zip(states, before, strict=True):
             tensor.copy_(value)

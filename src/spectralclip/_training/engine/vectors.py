@@ -88,7 +88,7 @@ class Vectors(Group, Follower):
         moving = self._split(finite(self._stored) * unit[:, None] ** (1 / self.degree))
         self._values |= dict(zip(self._moving, moving, strict=True))
 
-    def look(self) -> list[tuple[Tensor, Tensor]]:
+    def refresh(self) -> list[tuple[Tensor, Tensor]]:
         known = self.state["vectors"]
         images = self._apply(known)
         back = self._adjoint(images)
