@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from spectralclip._attention.match import Found, Traced, different_calls
 from spectralclip._attention.observe import AttentionCall, DenseCall, observe
-from spectralclip._attention.products import factor_bounds, product_bounds
-from spectralclip._bounds import Interval
+from spectralclip._bounds import Interval, factor_bounds, product_bounds
 from spectralclip._linalg import on_host
 from spectralclip._models import (
     ExampleInputs,

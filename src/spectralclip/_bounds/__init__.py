@@ -8,4 +8,6 @@ from spectralclip._bounds.norm_bounds import BoundsRequest as BoundsRequest
 from spectralclip._bounds.norm_bounds import check_request as check_request
 from spectralclip._bounds.norm_bounds import norm_bounds as norm_bounds
 from spectralclip._bounds.norm_bounds import norm_bounds_and_vector as norm_bounds_and_vector
+from spectralclip._bounds.products import factor_bounds as factor_bounds
+from spectralclip._bounds.products import product_bounds as product_bounds
 from spectralclip._bounds.views import View as View

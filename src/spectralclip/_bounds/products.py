@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from spectralclip._bounds import Interval
+from spectralclip._bounds.interval import Interval
 
 
 def product_bounds(left: Tensor, right: Tensor) -> list[Interval]:
