@@ -5,8 +5,15 @@ from importlib.metadata import version
 from types import ModuleType
 
 from spectralclip import adapters, methods, nn
-from spectralclip._attention import Head, attention_heads
-from spectralclip._audit import Audit, AuditComparison, HeadAudit, LayerAudit, audit
+from spectralclip._audit import (
+    Audit,
+    AuditComparison,
+    Head,
+    HeadAudit,
+    LayerAudit,
+    attention_heads,
+    audit,
+)
 from spectralclip._bounds import Interval, norm_bounds, norm_bounds_all_sizes
 from spectralclip._clipping import (
     ClipResult,

@@ -1,6 +1,6 @@
-"""Attention heads: what they can do to queries, keys and values, as products of two matrices."""
+"""Attention heads inside a model: the products of two matrices that each of them is."""
 
-from spectralclip._attention.heads import Head as Head
-from spectralclip._attention.heads import attention_heads as attention_heads
-from spectralclip._attention.heads import heads_of as heads_of
+from spectralclip._attention.heads import FoundHeads as FoundHeads
+from spectralclip._attention.heads import HeadProducts as HeadProducts
+from spectralclip._attention.heads import found_heads as found_heads
 from spectralclip._attention.layers import head_layers as head_layers

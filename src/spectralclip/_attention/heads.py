@@ -1,33 +1,19 @@
-"""`attention_heads`: for each head of a model, how large its logits and its outputs can get."""
+"""The heads of a model, as the matrices that they are products of."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from spectralclip._attention.match import Found, Traced, different_calls
 from spectralclip._attention.observe import AttentionCall, DenseCall, observe
-from spectralclip._bounds import Interval, factor_bounds, product_bounds
 from spectralclip._linalg import on_host
-from spectralclip._models import (
-    ExampleInputs,
-    Survey,
-    gathered,
-    is_sharded_tensor,
-    unwrapped,
-)
-from spectralclip._operators import (
-    LinearOperator,
-    Rows,
-    as_operator,
-    in_float64,
-    plain_numerics,
-)
+from spectralclip._models import ExampleInputs, Survey, gathered, is_sharded_tensor
+from spectralclip._operators import Rows, as_operator, in_float64, plain_numerics
 
 NO_LOGITS = (
     "queries or keys are not neighbouring outputs of a dense layer, as where they are normalized "
@@ -38,108 +24,48 @@ NO_VALUES = "values are not neighbouring outputs of a dense layer"
 NO_OUTPUT = "no dense layer reads what the heads make, as it is"
 EXTRA_KEYS = "with add_bias_kv there are keys and values that come from no input"
 COMPUTED = "its weights are computed, as by a parametrization"
-FACTORS = "factors"  # the kind of an upper end that is the product of the factors' norms
-REFIT = 1e-6  # by which a factor that was measured may be off
 
 
-@final
-@dataclass(frozen=True)
-class Head:
-    """One head of an attention layer.
+class HeadProducts(NamedTuple):
+    """The matrix of each head as `first^T second`: `(heads, width, inputs)` each, in float64."""
 
-    A logit is `[x; 1]^T (s [W_q b_q]^T [W_k b_k]) [y; 1]` for inputs x and y, and what the head
-    adds to the output is a mean of `W_o [W_v b_v] [y; 1]`: two matrices, each a product of two.
-    The last entry of an input stands for the biases.
+    first: Tensor
+    second: Tensor
+    is_rotated: bool = False  # by positions, between the two
+    is_rotated_alike: bool = True  # so that nothing is, where both are at the same position
+    is_refit: bool = False  # scaled by a factor that was measured
 
-    Attributes:
-        layer: The name of the module in which attention is computed.
-        index: The number of the head in it.
-        key: The number of the key that it uses, which several heads may share.
-        logit: An interval around the norm of the first product, its scale s included. For inputs
-            of norm r no logit is larger than this times `r^2 + 1`, or `r^2` without biases. With
-            rotary embeddings, around the largest over all relative positions, and of the kind
-            "factors": the lower end is that of a position and itself, the upper end the product of
-            the factors' norms. None where there is none to be had.
-        value: An interval around the norm of the second product; None where there is none.
-        is_rotary: Whether queries and keys are rotated by their positions.
-        note: Why an interval is missing, else empty.
-    """
-
-    layer: str
-    index: int
-    key: int
-    logit: Interval | None
-    value: Interval | None
-    is_rotary: bool = False
-    note: str = ""
-    _factors: tuple[Any, ...] = field(default=(), repr=False, compare=False)
-
-    def logit_operator(self) -> LinearOperator:
-        """The first product, from `[y; 1]` to `[x; 1]`, in float64; not rotated."""
-        return self._operator(0, "logits")
-
-    def value_operator(self) -> LinearOperator:
-        """The second product, from `[y; 1]` to the output, in float64."""
-        return self._operator(1, "values")
-
-    def _operator(self, which: int, about: str) -> LinearOperator:
-        pair = self._factors[which] if self._factors else None
-        if pair is None:
-            raise ValueError(f"Head {self.index} of {self.layer!r} has no {about}: {self.note}.")
-        first, second = _linear(pair[1]), _linear(pair[0].T)
-        return as_operator([first, second], (first.in_features,))
+    def pair(self, n: int) -> tuple[Tensor, Tensor]:
+        """The two matrices of a head."""
+        return self.first[n], self.second[n]
 
 
-def _linear(matrix: Tensor) -> nn.Linear:
-    rows, columns = matrix.shape
-    layer = nn.Linear(columns, rows, bias=False, device="meta")
-    layer.weight = nn.Parameter(matrix.contiguous(), requires_grad=False)
-    return layer
+class FoundHeads(NamedTuple):
+    """The heads of one attention layer."""
 
-
-def attention_heads(model: nn.Module, example_inputs: ExampleInputs) -> dict[str, Head]:
-    """What each attention head of a model can do, by the matrices that it consists of.
-
-    Known are `nn.MultiheadAttention`, and every module that hands queries, keys and values which
-    dense layers have made to torch's `scaled_dot_product_attention`: packed in one layer or apart,
-    with keys that several heads share, rotated by their positions or not. They are found by the
-    numbers, not by the names: the model runs once, as in evaluation, on standard normal inputs of
-    the example's shapes (integers stay as they are), and what reaches attention is looked for in
-    the outputs of dense layers.
-
-    Args:
-        model: Any module.
-        example_inputs: What the model is called with, as for `find_layers`; with tokens that
-            differ, and at least four positions for rotary embeddings.
-
-    Returns:
-        The heads, by the name of the layer and their number in brackets, in the order of use.
-
-    Raises:
-        ValueError: The matrices of a head, or what they make, hold NaN or infinite values.
-
-    Example:
-        >>> import torch
-        >>> from spectralclip import attention_heads
-        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        >>> heads = attention_heads(layer, torch.zeros(1, 5, 8))
-        >>> list(heads), heads["self_attn[1]"].logit.width < 1e-6
-        (['self_attn[0]', 'self_attn[1]'], True)
-    """
-    bare = unwrapped(model)
-    return heads_of(bare, example_inputs, Survey.of(bare, example_inputs))
+    layer: str  # the name of the module in which attention is computed
+    keys: Sequence[int]  # for each head the number of the key that it uses
+    logits: HeadProducts | None
+    values: HeadProducts | None
+    note: str = ""  # why one of them is missing
+    start: int = 0  # the number of the first head in its module
 
 
 @plain_numerics()
-def heads_of(model: nn.Module, example_inputs: ExampleInputs, survey: Survey) -> dict[str, Head]:
-    """The same, from a survey of the bare model."""
-    found: dict[str, Head] = {}
-    for module, parts in survey.parts.items():
-        if isinstance(module, nn.MultiheadAttention):
-            _add(found, _of_module(survey.names[module], module, parts))
-    for call in attention_calls(model, example_inputs, survey):
-        _add(found, _of_call(*call))
-    return found
+def found_heads(
+    model: nn.Module, example_inputs: ExampleInputs, survey: Survey
+) -> list[FoundHeads]:
+    """The heads of a bare model, in the order of use.
+
+    Raises:
+        ValueError: The matrices of a head, or what they make, hold NaN or infinite values.
+    """
+    found = [
+        _of_module(survey.names[module], module, parts)
+        for module, parts in survey.parts.items()
+        if isinstance(module, nn.MultiheadAttention)
+    ]
+    return found + [_of_call(*call) for call in attention_calls(model, example_inputs, survey)]
 
 
 def attention_calls(
@@ -157,44 +83,8 @@ def _attends(model: nn.Module) -> bool:
     return any(not kind.startswith("torch.nn.") for kind in kinds)
 
 
-def _add(found: dict[str, Head], heads: Sequence[Head]) -> None:
-    found.update((f"{head.layer}[{head.index}]", head) for head in heads)
-
-
 _Matrices: TypeAlias = dict[nn.Module, tuple[Tensor, Tensor]]
 """Of dense layers, their matrices and offsets."""
-
-
-class _Product(NamedTuple):
-    """Pairs of matrices, `(heads, width, inputs)`, and the norms of `first^T second`."""
-
-    first: Tensor
-    second: Tensor
-    bounds: list[Interval]
-
-
-def _heads(
-    layer: str,
-    count: int,
-    logits: _Product | None,
-    values: _Product | None,
-    *,
-    keys: Sequence[int] | None = None,
-    is_rotary: bool = False,
-    note: str = "",
-    start: int = 0,
-) -> list[Head]:
-    def of(product: _Product | None, n: int) -> tuple[Interval | None, Any]:
-        if product is None:
-            return None, None
-        return product.bounds[n], (product.first[n], product.second[n])
-
-    made = []
-    for n in range(count):
-        (logit, own), (value, other) = of(logits, n), of(values, n)
-        key = n if keys is None else keys[n]
-        made.append(Head(layer, start + n, key, logit, value, is_rotary, note, (own, other)))
-    return made
 
 
 def _with_bias(weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -205,12 +95,12 @@ def _with_bias(weight: Tensor, bias: Tensor | None) -> Tensor:
 # --- nn.MultiheadAttention -------------------------------------------------------------------
 
 
-def _of_module(name: str, module: Any, parts: dict[str, Rows]) -> list[Head]:
+def _of_module(name: str, module: Any, parts: dict[str, Rows]) -> FoundHeads:
     count, width = module.num_heads, module.head_dim
     rows = projections(module, parts)
     if rows is None:
         note = EXTRA_KEYS if module.bias_k is not None else COMPUTED
-        return _heads(name, count, None, None, note=note)
+        return FoundHeads(name, range(count), None, None, note)
     weights = [_matrix(part) for part in rows]
     bias = module._parameters.get("in_proj_bias")
     biases = [None] * 3 if bias is None else on_host(_whole(bias)).chunk(3)
@@ -220,8 +110,7 @@ def _of_module(name: str, module: Any, parts: dict[str, Rows]) -> list[Head]:
     )
     q, out = q / math.sqrt(width), weights[3].T.unflatten(0, (count, width))
     _require_finite(name, "The projections", q, k, v, out)
-    logits = _Product(q, k, product_bounds(q, k))
-    return _heads(name, count, logits, _Product(out, v, product_bounds(out, v)))
+    return FoundHeads(name, range(count), HeadProducts(q, k), HeadProducts(out, v))
 
 
 def _require_finite(layer: str, what: str, *tensors: Tensor) -> None:
@@ -257,17 +146,16 @@ def _whole(tensor: Tensor) -> Tensor:
 # --- What was seen ---------------------------------------------------------------------------
 
 
-def _of_call(call: AttentionCall, found: Traced, start: int) -> list[Head]:
+def _of_call(call: AttentionCall, found: Traced, start: int) -> FoundHeads:
     count = call.queries.shape[1]
     _require_finite(call.where, "Queries, keys or values", call.queries, call.keys, call.values)
     queries, keys, made, read = found
     matrices: _Matrices = {}
-    notes, numbers, is_rotary = [], None, False
+    notes, numbers = [], list(range(count))
     logits = values = None
     if queries is None or keys is None:
         notes.append(NO_LOGITS)
     else:
-        is_rotary = queries.is_rotated or keys.is_rotated
         places = [n * len(keys.columns) // count for n in range(count)]
         known = {column: place for place, column in enumerate(sorted(set(keys.columns)))}
         numbers = [known[keys.columns[place]] for place in places]
@@ -276,34 +164,21 @@ def _of_call(call: AttentionCall, found: Traced, start: int) -> list[Head]:
         notes.append(NO_VALUES if made is None else NO_OUTPUT)
     else:
         places = [n * len(made.columns) // count for n in range(count)]
-        first, second = _reading(read, matrices), _making(made, matrices)[places]
-        values = _Product(first, second, product_bounds(first, second))
-    note = "; ".join(notes)
-    return _heads(
-        *(call.where, count, logits, values),
-        keys=numbers,
-        is_rotary=is_rotary,
-        note=note,
-        start=start,
-    )
+        values = HeadProducts(_reading(read, matrices), _making(made, matrices)[places])
+    return FoundHeads(call.where, numbers, logits, values, "; ".join(notes), start)
 
 
 def _logits(
     call: AttentionCall, queries: Found, keys: Found, places: Sequence[int], known: _Matrices
-) -> _Product:
-    """The first product; of rotated heads, with ends that hold for all positions."""
-    first, second = call.scale * _making(queries, known), _making(keys, known)[places]
-    bounds = product_bounds(first, second)
-    if queries.is_rotated or keys.is_rotated:
-        upper = factor_bounds(first, second)
-        # A position sees itself as if nothing were rotated, if both are rotated alike.
-        share = float(_rotated_alike(call, queries, keys, places))
-        pairs = zip(bounds, upper, strict=True)
-        bounds = [Interval(share * one.lower, end, FACTORS, 0.0) for one, end in pairs]
-    if any(factor != 1 for found in (queries, keys) for factor in found.factors):
-        ends = ((one.lower * (1 - REFIT), one.upper * (1 + REFIT), one.kind) for one in bounds)
-        bounds = [Interval(lower, upper, kind, 0.0) for lower, upper, kind in ends]
-    return _Product(first, second, bounds)
+) -> HeadProducts:
+    is_rotated = queries.is_rotated or keys.is_rotated
+    return HeadProducts(
+        call.scale * _making(queries, known),
+        _making(keys, known)[places],
+        is_rotated=is_rotated,
+        is_rotated_alike=not is_rotated or _rotated_alike(call, queries, keys, places),
+        is_refit=any(factor != 1 for found in (queries, keys) for factor in found.factors),
+    )
 
 
 def _rotated_alike(call: AttentionCall, queries: Found, keys: Found, places: Sequence[int]) -> bool:

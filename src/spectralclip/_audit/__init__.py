@@ -1,5 +1,7 @@
 """Every affine layer of a model, and the network as a whole, as data."""
 
+from spectralclip._audit.attention import Head as Head
+from spectralclip._audit.attention import attention_heads as attention_heads
 from spectralclip._audit.audit import audit as audit
 from spectralclip._audit.estimates import compare_estimates as compare_estimates
 from spectralclip._audit.estimates import estimates_sheet as estimates_sheet

@@ -8,7 +8,7 @@ from typing import final
 
 from torch import nn
 
-from spectralclip._attention import heads_of
+from spectralclip._audit.attention import heads_of
 from spectralclip._bounds import Interval
 from spectralclip._common import printable
 from spectralclip._models import ExampleInputs, Survey
