@@ -8,9 +8,15 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from spectralclip._attention import FoundHeads, HeadProducts, found_heads
 from spectralclip._bounds import Interval, factor_bounds, product_bounds
-from spectralclip._models import ExampleInputs, Survey, unwrapped
+from spectralclip._models import (
+    ExampleInputs,
+    FoundHeads,
+    HeadProducts,
+    Survey,
+    found_heads,
+    unwrapped,
+)
 from spectralclip._operators import LinearOperator, as_operator, plain_numerics
 
 FACTORS = "factors"  # the kind of an upper end that is the product of the factors' norms

@@ -8,10 +8,16 @@ from collections.abc import Collection, Mapping, Sequence
 from torch import nn
 from torch.optim import Optimizer
 
-from spectralclip._attention import head_layers
 from spectralclip._clipping import Targets, layer_targets
 from spectralclip._common import checked_seed
-from spectralclip._models import ExampleInputs, FoundLayer, Pairs, find_layers, unwrapped
+from spectralclip._models import (
+    ExampleInputs,
+    FoundLayer,
+    Pairs,
+    find_layers,
+    head_layers,
+    unwrapped,
+)
 from spectralclip._operators import plain_numerics
 from spectralclip._training.allocation import EVERY, Allocation
 from spectralclip._training.attachment import LIVE, Attachment, Schedule

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spectralclip import attach, find_layers
-from spectralclip._attention import head_layers
+from spectralclip._models import head_layers
 from spectralclip._training.engine.build import stages_of
 from spectralclip._training.engine.stage import Stage
 from spectralclip.methods import SpectralClip

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from spectralclip._attention.match import Found, Traced, different_calls
-from spectralclip._attention.observe import AttentionCall, DenseCall, observe
 from spectralclip._linalg import on_host
-from spectralclip._models import ExampleInputs, Survey, gathered, is_sharded_tensor
+from spectralclip._models.attention.match import Found, Traced, different_calls
+from spectralclip._models.attention.observe import AttentionCall, DenseCall, observe
+from spectralclip._models.example_inputs import ExampleInputs
+from spectralclip._models.fsdp import gathered, is_sharded_tensor
+from spectralclip._models.survey import Survey
 from spectralclip._operators import Rows, as_operator, in_float64, plain_numerics
 
 NO_LOGITS = (

@@ -16,14 +16,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from spectralclip._models import (
-    ExampleInputs,
-    around_calls,
-    bare_modules,
-    call_arguments,
-    in_evaluation,
-    parts_of,
-)
+from spectralclip._models.call_graph import around_calls
+from spectralclip._models.candidates import bare_modules
+from spectralclip._models.example_inputs import ExampleInputs, call_arguments
+from spectralclip._models.forward_pass import in_evaluation
+from spectralclip._models.parts import parts_of
 from spectralclip._operators import plain_numerics
 
 # Relative difference of numbers that are the same, or four roundings if that is more: float32

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple, final
 
 from torch import nn
 
-from spectralclip._attention.heads import attention_calls, makes_rows, projections
-from spectralclip._attention.match import Found, Traced
-from spectralclip._attention.observe import AttentionCall, DenseCall
-from spectralclip._models import ExampleInputs, FoundLayer, Survey, unwrapped
+from spectralclip._models.attention.heads import attention_calls, makes_rows, projections
+from spectralclip._models.attention.match import Found, Traced
+from spectralclip._models.attention.observe import AttentionCall, DenseCall
+from spectralclip._models.example_inputs import ExampleInputs
+from spectralclip._models.forward_pass import unwrapped
+from spectralclip._models.survey import FoundLayer, Survey
 from spectralclip._operators import Factor, Rows, plain_numerics
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from spectralclip._attention.observe import AttentionCall, DenseCall, Observed
+from spectralclip._models.attention.observe import AttentionCall, DenseCall, Observed
 
 
 class Matching(NamedTuple):

@@ -14,7 +14,7 @@ from seeds import seeded
 from torch import Tensor, nn, optim
 
 from spectralclip import NormWarning, attach, attention_heads
-from spectralclip._attention import head_layers
+from spectralclip._models import head_layers
 from spectralclip.methods import SpectralClip
 
 X = torch.zeros(2, 6, 12)
