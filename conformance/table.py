@@ -19,7 +19,7 @@ import torch
 
 from conformance.peers import others, ours, published
 from spectralclip import norm_bounds
-from spectralclip.conformance import Report, load, run
+from spectralclip.integrations.conformance import Report, load, run
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS, PAGE = FOLDER / "table.json", FOLDER.parent / "docs" / "conformance.md"

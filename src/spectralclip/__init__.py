@@ -129,7 +129,7 @@ for _name in __all__:
 
 
 def __getattr__(name: str) -> ModuleType:
-    # The demo with its digits, and the conformance suite, are imported when they are asked for.
-    if name in ("conformance", "demo"):
-        return import_module(f"spectralclip.{name}")
+    # The demo with its digits is imported when it is asked for.
+    if name == "demo":
+        return import_module("spectralclip.demo")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli_cases import Command
 
-from spectralclip.conformance import default_folder
+from spectralclip.integrations.conformance import default_folder
 
 NORMS = """
 import torch

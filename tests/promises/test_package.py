@@ -96,7 +96,7 @@ def test_wheel_holds_data_licences_and_type_marker(wheel: Path) -> None:
         names = set(archive.namelist())
         digits = archive.read("spectralclip/demo/data/digits.npz")
         for name in ("truth.json", "layers.safetensors"):  # the conformance suite
-            packed = archive.read(f"spectralclip/conformance/data/{name}")
+            packed = archive.read(f"spectralclip/integrations/conformance/data/{name}")
             assert packed == (ROOT / "conformance" / name).read_bytes()
     assert digits == DIGITS.read_bytes()
     assert {"spectralclip/py.typed", "spectralclip/demo/data/DIGITS_LICENSE.md"} <= names
@@ -109,7 +109,7 @@ INSPECT_INSTALLED = """
 import importlib.util, json
 from importlib.resources import files
 import spectralclip
-from spectralclip.conformance import load
+from spectralclip.integrations.conformance import load
 from spectralclip.demo.digits import load_digits
 
 print(json.dumps({

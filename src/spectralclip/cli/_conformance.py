@@ -13,7 +13,7 @@ from spectralclip.cli import _output
 from spectralclip.cli._model_source import find_object
 from spectralclip.cli._options import Require
 from spectralclip.cli._problems import listed, one_line
-from spectralclip.conformance import ConformanceLayer, Outcome, load, report_sheet, run
+from spectralclip.integrations.conformance import ConformanceLayer, Outcome, load, report_sheet, run
 
 
 def hold_against_suite(

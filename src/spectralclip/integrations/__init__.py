@@ -1,4 +1,4 @@
-"""Spectral norms under control in other people's training loops, and in their dashboards.
+"""Spectral norms in other people's training loops, dashboards and functions.
 
 Nothing here is imported by `spectralclip` itself. Trainers, each of which needs its package:
 
@@ -12,6 +12,10 @@ Dashboards, to each of which `NormLogger` writes the same numbers under the same
 - `spectralclip.integrations.tensorboard`: curves and histograms.
 - `spectralclip.integrations.wandb`: a run of Weights & Biases.
 - `spectralclip.integrations.accelerate`: the trackers of an Accelerator.
+
+Functions that estimate norms:
+
+- `spectralclip.integrations.conformance`: 200 layers with certified norms, to hold them against.
 """
 
 from spectralclip.integrations._callback import NormCallback as NormCallback

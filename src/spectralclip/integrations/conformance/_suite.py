@@ -35,7 +35,7 @@ class ConformanceLayer:
         geometry: The layer's entry of the document: "module", "stride", "padding" and so on.
 
     Example:
-        >>> from spectralclip import conformance
+        >>> from spectralclip.integrations import conformance
         >>> layer = conformance.load()[0]
         >>> layer.make(), layer.in_shape, layer.value in layer.norm
         (Conv1d(4, 6, kernel_size=(3,), stride=(1,), padding=(1,), bias=False), (4, 24), True)
@@ -89,7 +89,7 @@ class ConformanceLayer:
 def default_folder() -> Path:
     """Where the suite is: inside of an installed package, or beside `src` in a checkout."""
     installed = Path(__file__).resolve().parent / "data"
-    return installed if installed.is_dir() else Path(__file__).resolve().parents[3] / "conformance"
+    return installed if installed.is_dir() else Path(__file__).resolve().parents[4] / "conformance"
 
 
 def load(folder: Path | str | None = None) -> list[ConformanceLayer]:
@@ -103,7 +103,7 @@ def load(folder: Path | str | None = None) -> list[ConformanceLayer]:
         ValueError: The folder holds no suite that can be read; the message says what to do.
 
     Example:
-        >>> from spectralclip import conformance
+        >>> from spectralclip.integrations import conformance
         >>> layers = conformance.load()
         >>> len(layers), sorted({layer.kind for layer in layers})[:3]
         (200, ['dense', 'grid', 'large'])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from spectralclip.conformance import ConformanceLayer, Outcome, load, report_sheet, run
+from spectralclip.integrations.conformance import ConformanceLayer, Outcome, load, report_sheet, run
 
 LAYERS = load()
 DENSE = [layer for layer in LAYERS if layer.kind == "dense"][:4]

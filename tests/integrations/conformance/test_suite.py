@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 import spectralclip as sc
 from conformance.peers import by_kernel
-from spectralclip.conformance import ConformanceLayer, default_folder, load
+from spectralclip.integrations.conformance import ConformanceLayer, default_folder, load
 
 LAYERS = load()
 EVERY = pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)

@@ -4,8 +4,8 @@
 command line. The files can be read without this package: see `docs/conformance.md`.
 """
 
-from spectralclip.conformance._run import Outcome, Report, run
-from spectralclip.conformance._suite import ConformanceLayer, default_folder, load
-from spectralclip.conformance._table import report_sheet as report_sheet
+from spectralclip.integrations.conformance._run import Outcome, Report, run
+from spectralclip.integrations.conformance._suite import ConformanceLayer, default_folder, load
+from spectralclip.integrations.conformance._table import report_sheet as report_sheet
 
 __all__ = ["ConformanceLayer", "Outcome", "Report", "default_folder", "load", "run"]

@@ -14,9 +14,9 @@ from conformance.cases import formulas
 from conformance.layer import Layer
 from conformance.matrices import matrix
 from oracle import dense_matrix, true_norm
-from spectralclip.conformance import ConformanceLayer, load
+from spectralclip.integrations.conformance import ConformanceLayer, load
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LAYERS = load()
 EVERY = pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
 

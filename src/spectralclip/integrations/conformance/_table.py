@@ -6,7 +6,7 @@ import math
 from collections import Counter
 
 from spectralclip._audit import Column, Sheet
-from spectralclip.conformance._run import VERDICTS, Outcome, Report
+from spectralclip.integrations.conformance._run import VERDICTS, Outcome, Report
 
 COLUMNS = (
     Column("layers", "left"),

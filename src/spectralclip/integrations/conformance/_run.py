@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, final
 import torch
 
 from spectralclip._common import checked_seed, one_line, positive_number
-from spectralclip.conformance._suite import VERSION, ConformanceLayer
+from spectralclip.integrations.conformance._suite import VERSION, ConformanceLayer
 
 Verdict: TypeAlias = Literal["right", "above", "below", "wrong", "raised"]
 Requirement: TypeAlias = Literal["right", "upper", "lower"]
@@ -135,7 +135,7 @@ def run(
 
     Example:
         >>> import torch
-        >>> from spectralclip import conformance
+        >>> from spectralclip.integrations import conformance
         >>> def as_matrix(module, in_shape):
         ...     return torch.linalg.matrix_norm(module.weight.flatten(1), 2)
         >>> dense = [layer for layer in conformance.load() if layer.kind == "dense"]
