@@ -4,7 +4,7 @@ from importlib import import_module
 from importlib.metadata import version
 from types import ModuleType
 
-from spectralclip import adapters, methods, nn
+from spectralclip import methods, nn
 from spectralclip._audit import (
     Audit,
     AuditComparison,
@@ -94,7 +94,6 @@ __all__ = [
     "Solver",
     "Spectrum",
     "TrainingReport",
-    "adapters",
     "as_operator",
     "attach",
     "attention_heads",

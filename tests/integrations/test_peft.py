@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import spectralclip as sc
+from spectralclip.integrations import adapters
 
 peft = pytest.importorskip("peft")
 
@@ -67,7 +68,7 @@ def change_by_merging(model: Any) -> dict[str, Tensor]:
 def test_updates_are_what_peft_merges(tmp_path: Path, config: dict[str, Any]) -> None:
     model = adapted(**config)
     model.save_pretrained(tmp_path)
-    from_file, from_model = sc.adapters.load(tmp_path), sc.adapters.from_model(model)
+    from_file, from_model = adapters.load(tmp_path), adapters.from_model(model)
     merged = change_by_merging(model)
     assert set(from_file) == set(from_model) == set(LAYERS)
     for layer, change in merged.items():
@@ -80,7 +81,7 @@ def test_updates_are_what_peft_merges(tmp_path: Path, config: dict[str, Any]) ->
 
 def test_what_is_clipped_is_what_peft_merges() -> None:
     model = adapted()
-    adapter = sc.adapters.from_model(model)
+    adapter = adapters.from_model(model)
     adapter.clip_(0.7)
     norms = {
         layer: float(torch.linalg.matrix_norm(change.flatten(1), 2))
@@ -92,7 +93,7 @@ def test_what_is_clipped_is_what_peft_merges() -> None:
 def test_a_clipped_file_is_loaded_by_peft(tmp_path: Path) -> None:
     model = adapted()
     model.save_pretrained(tmp_path)
-    adapter = sc.adapters.load(tmp_path)
+    adapter = adapters.load(tmp_path)
     adapter.clip_(0.7)
     adapter.save(tmp_path / "adapter_model.safetensors")
     torch.manual_seed(0)
@@ -106,9 +107,9 @@ def test_the_base_beneath_is_found(tmp_path: Path) -> None:
     model = adapted()
     torch.manual_seed(0)
     plain = Net()
-    live = sc.adapters.report(sc.adapters.from_model(model), base=model, size=(8, 8))
+    live = adapters.report(adapters.from_model(model), base=model, size=(8, 8))
     model.save_pretrained(tmp_path)
-    stored = sc.adapters.report(sc.adapters.load(tmp_path), plain.state_dict(), size=(8, 8))
+    stored = adapters.report(adapters.load(tmp_path), plain.state_dict(), size=(8, 8))
     found = {row.layer: row for row in live.updates}
     for row in stored.updates:
         assert row.base is not None and found[row.layer].base is not None
@@ -125,21 +126,21 @@ def test_several_adapters_merged_ones_and_dora() -> None:
     model = adapted()
     model.add_adapter("other", peft.LoraConfig(r=2, target_modules=["fc"]))
     with pytest.raises(ValueError, match="several adapters"):
-        sc.adapters.from_model(model)
-    assert list(sc.adapters.from_model(model, "other")) == ["fc"]
-    adapter = sc.adapters.from_model(model, "default")
+        adapters.from_model(model)
+    assert list(adapters.from_model(model, "other")) == ["fc"]
+    adapter = adapters.from_model(model, "default")
     model.merge_adapter()
     with pytest.raises(ValueError, match="unmerge"):
-        sc.adapters.report(adapter, base=model)
+        adapters.report(adapter, base=model)
     dora = adapted(use_dora=True, target_modules=["fc", "out"])
     with pytest.raises(ValueError, match="DoRA"):
-        sc.adapters.from_model(dora)
+        adapters.from_model(dora)
 
 
 def test_dora_files_are_refused(tmp_path: Path) -> None:
     adapted(use_dora=True, target_modules=["fc", "out"]).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="DoRA"):
-        sc.adapters.load(tmp_path)
+        adapters.load(tmp_path)
 
 
 # peft asks transformers by a name that is on its way out.
@@ -159,7 +160,7 @@ def test_the_layers_of_gpt2_keep_their_weights_transposed(tmp_path: Path) -> Non
             nn.init.normal_(parameter)
     model.save_pretrained(tmp_path / "adapter")
     weights = safetensors.load_file(tmp_path / "base" / "model.safetensors")
-    found = sc.adapters.report(sc.adapters.load(tmp_path / "adapter"), weights)
+    found = adapters.report(adapters.load(tmp_path / "adapter"), weights)
     merged = dict(model.merge_and_unload().named_parameters())
     assert len(found.updates) == 3  # c_proj of attention is square, that of the MLP is not
     for row in found.updates:

@@ -11,20 +11,20 @@ from typing import Any
 
 from torch import Tensor
 
-from spectralclip import adapters
 from spectralclip._common import write_texts
-from spectralclip.adapters import Adapter, AdapterReport
-from spectralclip.adapters.adapter import (
-    CONFIGURATION,
-    WEIGHTS,
-    display_name,
-    needs_configuration,
-)
 from spectralclip.cli import _output, _steps, _weights_file
 from spectralclip.cli._clip_file import require_output
 from spectralclip.cli._input_files import LARGEST_TEXT, LARGEST_WEIGHTS, read_text, require_regular
 from spectralclip.cli._problems import Problem, file_problems
 from spectralclip.cli._weights_file import Checkpoint
+from spectralclip.integrations import adapters
+from spectralclip.integrations.adapters import Adapter, AdapterReport
+from spectralclip.integrations.adapters.adapter import (
+    CONFIGURATION,
+    WEIGHTS,
+    display_name,
+    needs_configuration,
+)
 
 
 def run(

@@ -1,4 +1,4 @@
-"""Spectral norms in other people's training loops, dashboards and functions.
+"""Spectral norms in other people's training loops, dashboards, adapters and functions.
 
 Nothing here is imported by `spectralclip` itself. Trainers, each of which needs its package:
 
@@ -12,6 +12,10 @@ Dashboards, to each of which `NormLogger` writes the same numbers under the same
 - `spectralclip.integrations.tensorboard`: curves and histograms.
 - `spectralclip.integrations.wandb`: a run of Weights & Biases.
 - `spectralclip.integrations.accelerate`: the trackers of an Accelerator.
+
+LoRA-like adapters:
+
+- `spectralclip.integrations.adapters`: those of peft, diffusers, kohya or your own models.
 
 Functions that estimate norms:
 

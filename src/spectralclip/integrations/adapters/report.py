@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from spectralclip._audit import Column, Sheet, document_of, interval_text, plain_table, to_text
 from spectralclip._clipping import ClipResult
 from spectralclip._common import shown_name, shown_reason
-from spectralclip.adapters.adapter import Adapter, checked_size
-from spectralclip.adapters.base import base_matrix, matched_keys
-from spectralclip.adapters.live import base_weights
-from spectralclip.adapters.measures import (
+from spectralclip.integrations.adapters.adapter import Adapter, checked_size
+from spectralclip.integrations.adapters.base import base_matrix, matched_keys
+from spectralclip.integrations.adapters.live import base_weights
+from spectralclip.integrations.adapters.measures import (
     Clash,
     UpdateMeasures,
     measure_base,
@@ -178,11 +178,12 @@ def report(
         ValueError: Adapters or base do not fit each other.
 
     Example:
-        >>> import torch, spectralclip as sc
+        >>> import torch
+        >>> from spectralclip.integrations import adapters
         >>> A, B = torch.eye(2, 5), torch.eye(4, 2)
-        >>> one = sc.adapters.from_tensors({"fc.lora_A": A, "fc.lora_B": B}, name="one")
-        >>> two = sc.adapters.from_tensors({"fc.lora_A": A, "fc.lora_B": 2 * B}, name="two")
-        >>> found = sc.adapters.report([one, two], base={"fc.weight": torch.zeros(4, 5)})
+        >>> one = adapters.from_tensors({"fc.lora_A": A, "fc.lora_B": B}, name="one")
+        >>> two = adapters.from_tensors({"fc.lora_A": A, "fc.lora_B": 2 * B}, name="two")
+        >>> found = adapters.report([one, two], base={"fc.weight": torch.zeros(4, 5)})
         >>> found.clashes[0].sum_norm, found.clashes[0].remark
         (3.0, 'add up')
     """
@@ -230,7 +231,8 @@ def _by_name(adapters: Sequence[Adapter]) -> dict[str, Adapter]:
     for one in adapters:
         if not isinstance(one, Adapter):
             raise TypeError(
-                f"report takes adapters, such as spectralclip.adapters.load(path), got {one!r:.80}."
+                "report takes adapters, such as spectralclip.integrations.adapters.load(path), got "
+                f"{one!r:.80}."
             )
     names = [adapter.name for adapter in adapters]
     found: dict[str, Adapter] = {}

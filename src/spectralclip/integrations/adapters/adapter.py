@@ -11,7 +11,7 @@ from torch import Tensor
 
 from spectralclip._clipping import ClipResult
 from spectralclip._common import Shape, TensorFile, as_shape, packed, replacing
-from spectralclip.adapters.naming import (
+from spectralclip.integrations.adapters.naming import (
     DORA,
     GROUPED,
     PEFT_PREFIX,
@@ -20,7 +20,7 @@ from spectralclip.adapters.naming import (
     find_pairs,
     told_alpha,
 )
-from spectralclip.adapters.update import Update, require_thin
+from spectralclip.integrations.adapters.update import Update, require_thin
 
 CONFIGURATION = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"  # of a folder that peft has written
@@ -37,10 +37,11 @@ class Adapter(Mapping[str, Update]):
         left_out: What is no update of two factors by name, and why.
 
     Example:
-        >>> import torch, spectralclip as sc
+        >>> import torch
+        >>> from spectralclip.integrations import adapters
         >>> tensors = {"fc.lora_down.weight": torch.eye(2, 5), "fc.lora_up.weight": torch.eye(4, 2)}
         >>> tensors["fc.alpha"] = torch.tensor(6.0)
-        >>> adapter = sc.adapters.from_tensors(tensors)
+        >>> adapter = adapters.from_tensors(tensors)
         >>> list(adapter), adapter["fc"].norm
         (['fc'], 3.0)
         >>> adapter.clip_(1.0)["fc"].norm_after <= 1.0

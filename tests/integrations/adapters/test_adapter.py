@@ -11,8 +11,7 @@ import torch
 from adapter_cases import KOHYA_LAYERS, dense, factors, kohya, peft_tensors, write_peft
 from torch import Tensor
 
-import spectralclip as sc
-from spectralclip.adapters import Adapter, from_tensors, load
+from spectralclip.integrations.adapters import Adapter, Update, from_tensors, load, report
 
 safetensors = pytest.importorskip("safetensors.torch")
 
@@ -189,12 +188,12 @@ def test_a_size_that_fits_no_convolution_is_refused_before_anything_moves(
     with pytest.raises((TypeError, ValueError), match=message):
         adapter.clip_(0.5, size=size)
     with pytest.raises((TypeError, ValueError), match=message):
-        sc.adapters.report(adapter, size=size)
+        report(adapter, size=size)
     assert all(torch.equal(tensors[key], before[key]) for key in before)
 
 
 def test_an_adapter_of_a_model_is_not_saved_here(tmp_path: Path) -> None:
-    adapter = Adapter("one", {"a": sc.adapters.Update(*factors(0, 12, 20, 4))})
+    adapter = Adapter("one", {"a": Update(*factors(0, 12, 20, 4))})
     with pytest.raises(ValueError, match="save_pretrained"):
         adapter.save(tmp_path / "out.safetensors")
 

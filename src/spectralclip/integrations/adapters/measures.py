@@ -14,8 +14,8 @@ from spectralclip._bounds import Interval
 from spectralclip._common import Shape
 from spectralclip._linalg import FactoredSVD, factored_inner, on_host
 from spectralclip._spectrum import spectral_norm, svds
-from spectralclip.adapters.adapter import image_shape
-from spectralclip.adapters.update import Update, summed
+from spectralclip.integrations.adapters.adapter import image_shape
+from spectralclip.integrations.adapters.update import Update, summed
 
 
 @final

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from spectralclip._models import unwrapped
-from spectralclip.adapters.adapter import Adapter
-from spectralclip.adapters.naming import DORA, GROUPED, PEFT_PREFIX
-from spectralclip.adapters.update import Update, require_thin
+from spectralclip.integrations.adapters.adapter import Adapter
+from spectralclip.integrations.adapters.naming import DORA, GROUPED, PEFT_PREFIX
+from spectralclip.integrations.adapters.update import Update, require_thin
 
 _PAIRS = (
     ("lora_A", "lora_B"),
@@ -38,14 +38,15 @@ def from_model(model: nn.Module, adapter: str | None = None) -> Adapter:
         ValueError: There is none, or there are several and none is named.
 
     Example:
-        >>> import torch, spectralclip as sc
+        >>> import torch
+        >>> from spectralclip.integrations import adapters
         >>> class Adapted(torch.nn.Linear):
         ...     def __init__(self):
         ...         super().__init__(5, 4)
         ...         self.lora_A = torch.nn.Parameter(torch.eye(2, 5))
         ...         self.lora_B = torch.nn.Parameter(torch.eye(4, 2))
         ...         self.scaling = 3.0
-        >>> found = sc.adapters.from_model(torch.nn.Sequential(Adapted()))
+        >>> found = adapters.from_model(torch.nn.Sequential(Adapted()))
         >>> found["0"].norm
         3.0
     """

@@ -13,7 +13,7 @@ from spectralclip._bounds import Interval, norm_bounds
 from spectralclip._clipping import ClipResult
 from spectralclip._common import Shape
 from spectralclip._linalg import FactoredSVD, factored_svd, on_host
-from spectralclip.adapters.clipping import clip_convolution_, clip_matrix_
+from spectralclip.integrations.adapters.clipping import clip_convolution_, clip_matrix_
 
 _CONVS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 # The QR decomposition in front of the bounds turns norms by less than this, relatively.
@@ -45,8 +45,9 @@ class Update(nn.Module):
 
     Example:
         >>> import torch, spectralclip as sc
+        >>> from spectralclip.integrations import adapters
         >>> A, B = torch.eye(2, 5), torch.eye(4, 2)
-        >>> update = sc.adapters.Update(A, B, scale=3.0)
+        >>> update = adapters.Update(A, B, scale=3.0)
         >>> update.norm, update.singular_values.tolist()
         (3.0, [3.0, 3.0])
         >>> sc.norm_bounds(update, update.in_shape).upper < 3.01
@@ -196,8 +197,9 @@ class Update(nn.Module):
             What was done, as `spectralclip.clip_` says it.
 
         Example:
-            >>> import torch, spectralclip as sc
-            >>> update = sc.adapters.Update(torch.eye(2, 5), torch.eye(4, 2), scale=3.0)
+            >>> import torch
+            >>> from spectralclip.integrations import adapters
+            >>> update = adapters.Update(torch.eye(2, 5), torch.eye(4, 2), scale=3.0)
             >>> update.clip_(1.0).norm_before, update.norm <= 1.0
             (3.0, True)
         """

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from torch import Tensor
 
 from spectralclip._linalg import on_host
-from spectralclip.adapters.update import Update
+from spectralclip.integrations.adapters.update import Update
 
 _WEIGHT = ".weight"
 # What files of adapters put in front of a layer's name, for the part of a pipeline that it is in.

@@ -15,7 +15,7 @@ from spectralclip._common import positive_number
 from spectralclip._linalg import factored_svd, on_host, sent
 
 if TYPE_CHECKING:
-    from spectralclip.adapters.update import Update
+    from spectralclip.integrations.adapters.update import Update
 
 
 @final

@@ -9,8 +9,7 @@ import torch
 from adapter_cases import Adapted, dense, factors
 from torch import nn
 
-import spectralclip as sc
-from spectralclip.adapters import from_model
+from spectralclip.integrations.adapters import from_model, report
 
 
 class Named(nn.Module):
@@ -71,7 +70,7 @@ def test_adapters_are_told_apart_by_name() -> None:
         from_model(model)
     with pytest.raises(ValueError, match=r"of the adapter 'other'.*got .*none was found"):
         from_model(model, "other")
-    found = sc.adapters.report([style, subject], base=model)
+    found = report([style, subject], base=model)
     base = torch.linalg.matrix_norm(model[0].base_layer.weight.detach().double(), 2)
     assert found.updates[0].base is not None
     assert found.updates[0].base.norm == pytest.approx(float(base), rel=1e-3)
@@ -94,7 +93,7 @@ def test_embeddings_are_transposed() -> None:
     model = nn.Sequential(words)
     adapter = from_model(model)
     assert adapter["0"].transposed
-    (row,) = sc.adapters.report(adapter, base=model).updates
+    (row,) = report(adapter, base=model).updates
     both = words.base_layer.weight.detach().double().T + dense(A, B, 2.0)
     assert row.base is not None
     assert row.base.sum_norm == pytest.approx(float(torch.linalg.matrix_norm(both, 2)), rel=1e-3)
@@ -139,4 +138,4 @@ def test_a_merged_base_is_refused() -> None:
     adapter = from_model(model)
     model[0].merged = True
     with pytest.raises(ValueError, match=r"0: expected an adapter beside its base.*unmerge"):
-        sc.adapters.report(adapter, base=model)
+        report(adapter, base=model)

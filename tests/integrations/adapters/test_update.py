@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import oracle
 import spectralclip as sc
-from spectralclip.adapters import Update
+from spectralclip.integrations.adapters import Update
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "wide": (12, 20, 4),

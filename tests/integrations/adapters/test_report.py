@@ -11,19 +11,16 @@ from adapter_cases import dense, factors, kohya, kohya_base, normal, peft_tensor
 from torch import Tensor
 
 import oracle
-import spectralclip as sc
-from spectralclip.adapters import Update, from_tensors, report
-from spectralclip.adapters.base import matched_keys
+from spectralclip.integrations.adapters import Adapter, Update, from_tensors, report
+from spectralclip.integrations.adapters.base import matched_keys
 
 
-def pair(
-    seed: int, layer: str = "fc", scale: float = 1.0, name: str = "one"
-) -> sc.adapters.Adapter:
+def pair(seed: int, layer: str = "fc", scale: float = 1.0, name: str = "one") -> Adapter:
     A, B = factors(seed, 40, 30, 3)
     return from_tensors({f"{layer}.lora_A": A, f"{layer}.lora_B": scale * B}, name=name)
 
 
-def deltas(*adapters: sc.adapters.Adapter) -> list[Tensor]:
+def deltas(*adapters: Adapter) -> list[Tensor]:
     return [dense(a["fc"].A.detach(), a["fc"].B.detach(), a["fc"].scale) for a in adapters]
 
 
@@ -140,7 +137,7 @@ def test_names_are_told_apart_by_numbers_that_are_free() -> None:
 
 @pytest.mark.parametrize("given", ["a.safetensors", [{"fc.lora_A": torch.ones(2, 2)}]])
 def test_what_is_no_adapter_is_refused(given: Any) -> None:
-    with pytest.raises(TypeError, match=r"takes adapters, such as spectralclip.adapters.load"):
+    with pytest.raises(TypeError, match=r"such as spectralclip.integrations.adapters.load"):
         report(given)
 
 
