@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from oracle import dense_norm
 from spectralclip import Attachment, attach, lipschitz_bounds
@@ -158,6 +159,26 @@ def test_a_gru_without_biases() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
     attachment = attach(model, optimizer, EXAMPLE, max_lipschitz=LARGEST)
     assert max(train(model, optimizer, attachment, 5)) <= 1.02 * LARGEST
+
+
+class NoReads(TorchDispatchMode):
+    """Fails where a value is read back, for which a device would be waited for."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.overloadpacket not in (torch.ops.aten._local_scalar_dense, torch.ops.aten.equal)
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_value_is_read_back_in_a_step() -> None:
+    torch.manual_seed(0)
+    model = Recurrent()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attachment = attach(model, optimizer, EXAMPLE, max_lipschitz=LARGEST)
+    new_bias(model).fill_(100.0)
+    assert attachment._allocation is not None
+    with NoReads():
+        attachment._allocation.hold_biases_()
+    assert float(new_bias(model).max()) < 1.0
 
 
 def test_lbfgs_begins_anew_where_the_bias_was_moved_and_only_there() -> None:
