@@ -1,23 +1,14 @@
-"""Norms as CSV, read back by Python's own reader."""
+"""Norms as CSV, read_lines back by Python's own reader."""
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
-from integration_parts import Training
+from integration_parts import Training, read_lines
 
 from spectralclip.integrations import NormLogger
 from spectralclip.integrations.csv import CsvWriter
-
-
-def read(path: Path) -> dict[tuple[int, str], float]:
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    found = {(int(row["step"]), row["name"]): float(row["value"]) for row in rows}
-    assert len(found) == len(rows)  # nothing is there twice
-    return found
 
 
 def test_lines_are_read_back_and_go_on_in_a_resumed_run(tmp_path: Path) -> None:
@@ -32,7 +23,7 @@ def test_lines_are_read_back_and_go_on_in_a_resumed_run(tmp_path: Path) -> None:
         for name, bound in (("0", 0.4), ("2", 0.6)):
             expected[step, f"spectral_norm/{name}"] = pytest.approx(true[name], rel=1e-6)
             expected[step, f"spectral_norm_bound/{name}"] = bound
-    found = read(path)
+    found = read_lines(path)
     assert {key: value for key, value in found.items() if "pressure" not in key[1]} == expected
     pressures = [(2, "spectral_norm_pressure/0"), (4, "spectral_norm_pressure/2")]
     assert all(key in found for key in pressures)

@@ -4,25 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from integration_parts import Training
+from integration_parts import Notes, Training
 from torch import nn
 
 from spectralclip import attach
-from spectralclip.integrations import NormLogger, NormRecord
-
-
-class Notes:
-    """A dashboard that remembers."""
-
-    def __init__(self) -> None:
-        self.records: list[NormRecord] = []
-
-    def write(self, record: NormRecord) -> None:
-        self.records.append(record)
-
-    @property
-    def steps(self) -> list[int]:
-        return [record.step for record in self.records]
+from spectralclip.integrations import NormLogger
 
 
 def test_a_record_is_what_is_known_of_the_layers() -> None:

@@ -3,27 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from integration_parts import Training
+from integration_parts import BoardNotes, Training
 
 from spectralclip.integrations import NormLogger
 from spectralclip.integrations.tensorboard import TensorBoardWriter
-
-
-class Notes:
-    """A writer that is no SummaryWriter."""
-
-    def __init__(self) -> None:
-        self.scalars: list[tuple[str, float, int]] = []
-        self.histograms: list[tuple[str, list[float], int]] = []
-
-    def add_scalar(self, tag: str, value: float, step: int) -> None:
-        self.scalars.append((tag, value, step))
-
-    def add_histogram(self, tag: str, values: Any, step: int) -> None:
-        self.histograms.append((tag, list(values), step))
 
 
 def test_curves_and_histograms_are_read_back(tmp_path: Path) -> None:
@@ -61,7 +46,7 @@ def test_curves_and_histograms_are_read_back(tmp_path: Path) -> None:
 
 
 def test_any_writer_will_do() -> None:
-    training, notes = Training(max_norm=0.5), Notes()
+    training, notes = Training(max_norm=0.5), BoardNotes()
     true = training.step()
     NormLogger(TensorBoardWriter(notes), training.attachment, tag="norm").write(17)
     assert notes.scalars == [

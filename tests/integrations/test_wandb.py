@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-from integration_parts import Training
+from integration_parts import RunNotes, Training
 
 from spectralclip.integrations import NormLogger
 from spectralclip.integrations.wandb import WandbWriter
 
 
-class Notes:
-    """What a run is told."""
-
-    def __init__(self) -> None:
-        self.axes: dict[str, Any] = {}
-        self.rows: list[dict[str, float]] = []
-
-    def define_metric(self, name: str, step_metric: str | None = None, **more: Any) -> None:
-        assert name not in self.axes
-        self.axes[name] = step_metric
-
-    def log(self, row: dict[str, float]) -> None:
-        self.rows.append(row)
-
-
 def test_rows_have_an_axis_of_their_own() -> None:
-    training, notes = Training(max_norm=0.5), Notes()
+    training, notes = Training(max_norm=0.5), RunNotes()
     logger = NormLogger(WandbWriter(notes), training.attachment, every=2)  # type: ignore[arg-type]
     for _ in range(4):
         true = training.step()

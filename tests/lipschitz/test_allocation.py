@@ -181,3 +181,17 @@ def test_a_composition_that_something_else_looks_into() -> None:
     layers = find_layers(model, VECTOR, pairs=[("dense", "norm")])
     with pytest.raises(UnboundedNetworkError, match="something else reads what is inside"):
         NetworkRules(model, VECTOR, layers)
+
+
+def test_a_bias_that_is_held_counts_at_the_norm_of_its_matrix() -> None:
+    """One step of a GRU in closed form, whose bias counts as it is or as it may become."""
+    torch.manual_seed(0)
+    cell, example = nn.GRUCell(4, 9), torch.zeros(1, 4)
+    layers = find_layers(cell, example)
+    norms = {name: 0.1 * (place + 1) for place, name in enumerate(layers)}
+    a_reset, a_update, a_new = (norms[f"weight_ih[{gate}]"] for gate in ("reset", "update", "new"))
+    b_new, own = norms["weight_hh[new]"], float(cell.bias_hh.detach()[18:].abs().max())
+    for biases, bias in [({}, own), ({(cell, "bias_hh"): "weight_hh[new]"}, b_new)]:
+        k = 3 * b_new + bias
+        found = NetworkRules(cell, example, layers, biases).of(norms)
+        assert found == pytest.approx(a_new + k / 4 * a_reset + a_update / 2)

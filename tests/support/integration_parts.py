@@ -1,8 +1,10 @@
-"""What the tests of the integrations share: a method with a memory, and an oracle."""
+"""What the tests of the integrations share: a method with a memory, an oracle, and dashboards."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from spectralclip._training.attachment import Attachment
 from spectralclip._training.distributed.sharing import Sharing
 from spectralclip._training.method import Method, MethodState
 from spectralclip._training.spectral_clip import SpectralClip
+from spectralclip.integrations import NormRecord
 
 
 def dense_norm(weight: Tensor) -> float:
@@ -87,6 +90,57 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad()
         return {name: dense_norm(self.model[int(name)].weight) for name in ("0", "2")}
+
+
+class Notes:
+    """A dashboard that remembers."""
+
+    def __init__(self) -> None:
+        self.records: list[NormRecord] = []
+
+    def write(self, record: NormRecord) -> None:
+        self.records.append(record)
+
+    @property
+    def steps(self) -> list[int]:
+        return [record.step for record in self.records]
+
+
+class BoardNotes:
+    """A writer that is no SummaryWriter."""
+
+    def __init__(self) -> None:
+        self.scalars: list[tuple[str, float, int]] = []
+        self.histograms: list[tuple[str, list[float], int]] = []
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        self.scalars.append((tag, value, step))
+
+    def add_histogram(self, tag: str, values: Any, step: int) -> None:
+        self.histograms.append((tag, list(values), step))
+
+
+class RunNotes:
+    """What a run is told."""
+
+    def __init__(self) -> None:
+        self.axes: dict[str, Any] = {}
+        self.rows: list[dict[str, float]] = []
+
+    def define_metric(self, name: str, step_metric: str | None = None, **more: Any) -> None:
+        assert name not in self.axes
+        self.axes[name] = step_metric
+
+    def log(self, row: dict[str, float]) -> None:
+        self.rows.append(row)
+
+
+def read_lines(path: Path) -> dict[tuple[int, str], float]:
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    found = {(int(row["step"]), row["name"]): float(row["value"]) for row in rows}
+    assert len(found) == len(rows)  # nothing is there twice
+    return found
 
 
 # What the tests are run with: a method with a memory, and the library's own.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import final
+from typing import TypeAlias, final
 
 from torch import nn
 
@@ -15,7 +15,7 @@ from spectralclip._lipschitz.examples import examples_of, first_run
 from spectralclip._lipschitz.flow import Flow
 from spectralclip._lipschitz.following import NotFollowedError, taken_as_one, ways
 from spectralclip._lipschitz.propagation import Propagation, rules_of
-from spectralclip._lipschitz.recurrent import RECURRENT_LAYERS, rule_of_layer
+from spectralclip._lipschitz.recurrent import RECURRENT_LAYERS, largest_bias, rule_of_layer
 from spectralclip._lipschitz.result import Unbounded
 from spectralclip._lipschitz.rules import only
 from spectralclip._models import (
@@ -31,6 +31,9 @@ from spectralclip._operators import Rows, plain_numerics
 
 _DOUBLINGS = 200  # from a scale of 1: more than any product of layer norms needs
 _HALVINGS = 40  # of an interval of a factor of two: what is left is below 1e-12
+
+HeldBiases: TypeAlias = Mapping[tuple[nn.Module, str], str]
+"""Biases by module and name, each with the layer whose norm none of its entries exceeds."""
 
 
 class UnboundedNetworkError(ValueError):
@@ -55,8 +58,16 @@ class NetworkRules:
         model: nn.Module,
         example_inputs: ExampleInputs,
         layers: Mapping[str, FoundLayer],
+        biases: HeldBiases | None = None,
     ) -> None:
         """Follow the model once; as for `lipschitz_bounds`, with the accuracy of its defaults.
+
+        Args:
+            model: The network.
+            example_inputs: As for `lipschitz_bounds`.
+            layers: Those whose norms are unknowns.
+            biases: Of `state_biases`, those that are held together with a layer. Others count as
+                they are.
 
         Raises:
             UnboundedNetworkError: There is a place without a bound.
@@ -76,7 +87,10 @@ class NetworkRules:
         except NotFollowedError as error:
             raise UnboundedNetworkError(f"the model does not run while followed: {error}") from None
         interval_of = standard_intervals(tol=0.01, failure=1e-6, deterministic=False, seed=0)
-        self._ways = [_Way(flow, Norms(flow, interval_of, interval_of), layers) for flow in flows]
+        norms = [Norms(flow, interval_of, interval_of) for flow in flows]
+        self._ways = [
+            _Way(flow, own, layers, biases or {}) for flow, own in zip(flows, norms, strict=True)
+        ]
         places = [str(place) for way in self._ways for place in way.unbounded]
         if places:
             raise UnboundedNetworkError("; ".join(dict.fromkeys(places)))
@@ -128,8 +142,10 @@ class NetworkRules:
 class _Way:
     """One way through the network: its rules, with places for the norms of layers."""
 
-    def __init__(self, flow: Flow, norms: Norms, layers: Mapping[str, FoundLayer]) -> None:
-        self._flow, self._norms = flow, norms
+    def __init__(
+        self, flow: Flow, norms: Norms, layers: Mapping[str, FoundLayer], biases: HeldBiases
+    ) -> None:
+        self._flow, self._norms, self._biases = flow, norms, biases
         first = {layer.modules[0]: name for name, layer in layers.items()}
         rest = {part for layer in layers.values() for part in layer.modules[1:]}
         within = [node for node in flow.nodes if len(node.inputs) == 1]
@@ -164,8 +180,12 @@ class _Way:
             name = self._inside.get(_key(part))
             return self._norms.of_rows(part).upper if name is None else layer_norms[name]
 
+        def bias_of(module: nn.Module, bias: str) -> float:
+            name = self._biases.get((module, bias))
+            return largest_bias(module, bias) if name is None else layer_norms[name]
+
         for node, parts in self._recurrent:
-            own[node.index] = rule_of_layer(node, self._flow, parts, norm_of)
+            own[node.index] = rule_of_layer(node, self._flow, parts, norm_of, bias_of)
         return Propagation(self._flow, self._norms, {**self._rules, **own}).upper
 
     def _read_inside(self, layers: Mapping[str, FoundLayer]) -> list[Unbounded]:

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,10 +48,14 @@ RECURRENT_LAYERS = (nn.RNNBase, nn.RNNCellBase)
 NormOf = Callable[[Rows], float]
 """A number that the norm of a matrix inside a layer does not exceed."""
 
+BiasOf = Callable[[Any, str], float]
+"""A number that no entry of a bias of a GRU exceeds: one of `state_biases`, by its name."""
+
 PACKED = "it reads packed sequences: give it padded ones"
 STATE = "its first state depends on the input"
 SIZE = "the size of its state is not known: it is made by something else than this kind of layer"
 _Numbers = NDArray[np.float64]
+_Sizes = Callable[[], Mapping[str, float]]
 
 
 class Growth(NamedTuple):
@@ -60,32 +65,60 @@ class Growth(NamedTuple):
     from_state: _Numbers  # rows are parts of the new state
 
 
-def rule_of_layer(node: Node, flow: Flow, parts: Mapping[str, Rows], norm_of: NormOf) -> Rule:
+def state_biases(parts: Mapping[str, Rows]) -> dict[str, str]:
+    """Of a GRU, the biases that count: by name, the label of the matrix that each goes with.
+
+    That is `b_hn`, the last third of the parameter, which goes with `W_hn`.
+    """
+    matrices = [part for part in parts if part.startswith("weight_hh") and part.endswith("[new]")]
+    return {part.removesuffix("[new]").replace("weight", "bias"): part for part in matrices}
+
+
+def largest_bias(module: Any, name: str) -> float:
+    """The largest entry of such a bias, as it is now."""
+    bias = getattr(module, name, None)  # which a parametrization may compute
+    if bias is None:
+        return 0.0
+    return float(bias.detach()[2 * module.hidden_size :].abs().max())
+
+
+def rule_of_layer(
+    node: Node,
+    flow: Flow,
+    parts: Mapping[str, Rows],
+    norm_of: NormOf,
+    bias_of: BiasOf = largest_bias,
+) -> Rule:
     """The rule for what a call of a recurrent layer or cell has made."""
+    sizes_of = partial(_sizes_of, node.module, parts, norm_of, bias_of)
     given = dict(zip(("input", "hx"), node.args, strict=False)) | node.kwargs
     x, state = given["input"], given.get("hx")
     if isinstance(node.module, nn.RNNCellBase):
-        return _of_cell(node, flow, (x, state), parts, norm_of)
+        return _of_cell(node, flow, (x, state), sizes_of)
     if isinstance(x, tuple):
         return Rule(reason=PACKED)
     if uses(state):
         return Rule(reason=STATE)
-    norms = {label: norm_of(part) for label, part in parts.items()}
     steps = _steps(node.module, _shape(x, flow))
-    factor = _of_stack(node.module, node.item or 0, norms, steps, _sizes(state, flow))
+    factor = _of_stack(node.module, node.item or 0, sizes_of(), steps, _sizes(state, flow))
     return Rule(((uses(x)[0], factor),), note=f"over {steps} steps")
 
 
-def _of_cell(
-    node: Node, flow: Flow, given: tuple[Any, Any], parts: Mapping[str, Rows], norm_of: NormOf
-) -> Rule:
+def _sizes_of(
+    module: Any, parts: Mapping[str, Rows], norm_of: NormOf, bias_of: BiasOf
+) -> dict[str, float]:
+    """The norms of the matrices, and the largest entries of the biases that count, by name."""
+    norms = {label: norm_of(part) for label, part in parts.items()}
+    return norms | {name: bias_of(module, name) for name in state_biases(parts)}
+
+
+def _of_cell(node: Node, flow: Flow, given: tuple[Any, Any], sizes_of: _Sizes) -> Rule:
     """One step, each of whose inputs may depend on the network's."""
     x, state = given
     sizes = _sizes(state, flow)
     if not isinstance(node.module, nn.RNNCell) and not all(map(math.isfinite, sizes)):
         return Rule(reason=SIZE)
-    norms = {label: norm_of(part) for label, part in parts.items()}
-    growth = _growth(node.module, "", norms, sizes)
+    growth = _growth(node.module, "", sizes_of(), sizes)
     states = list(state) if isinstance(state, (tuple, list)) else [state]
     own = node.item or 0
     factors = [(ref, float(growth.from_input[own])) for ref in uses(x)]
@@ -111,7 +144,7 @@ def _growth(module: Any, suffix: str, norms: Mapping[str, float], sizes: Sequenc
     if isinstance(module, (nn.GRU, nn.GRUCell)):
         reset, update, new = (both(f"[{gate}]") for gate in ("reset", "update", "new"))
         m = max(1.0, sizes[0])
-        reach = m * math.sqrt(module.hidden_size) * new[1] + _largest_bias(module, suffix)
+        reach = m * math.sqrt(module.hidden_size) * new[1] + norms[f"bias_hh{suffix}"]
         inner = new + reach / 4 * reset
         outer = (m + 1) / 4 * update
         whole = inner[0] + outer[0], math.hypot(1, inner[1]) + outer[1]
@@ -123,14 +156,6 @@ def _growth(module: Any, suffix: str, norms: Mapping[str, float], sizes: Sequenc
     from_input = np.array([projection * to_state[0], to_cell[0]])
     from_state = np.array([[projection * to_state[1], projection], [to_cell[1], 1.0]])
     return Growth(from_input, from_state)
-
-
-def _largest_bias(module: Any, suffix: str) -> float:
-    """The largest entry of what is added to the state inside the reset gate."""
-    bias = getattr(module, f"bias_hh{suffix}", None)  # which a parametrization may compute
-    if bias is None:
-        return 0.0
-    return float(bias.detach()[2 * module.hidden_size :].abs().max())
 
 
 # --- Sequences and stacks --------------------------------------------------------------------

@@ -9,12 +9,14 @@ from torch import nn
 
 from spectralclip._common import positive_number
 from spectralclip._lipschitz import (
+    HeldBiases,
     NetworkBound,
     NetworkRules,
     UnboundedNetworkError,
     lipschitz_bounds,
 )
 from spectralclip._models import ExampleInputs, FoundLayer, sharded_modules
+from spectralclip._training.biases import Biases
 
 EVERY = 100  # steps between two looks at which layers need their bounds
 # Shares of its bound: from which on a layer presses against it, and at which SpectralClip leaves
@@ -35,6 +37,7 @@ class Allocation:
     theirs, and what all of them get together is such that the network's bound is met: by the rules
     of `lipschitz_bounds`, with the share of its bound that each layer has been seen to reach. So
     room is reserved for layers that exceed theirs, and room that is never used is not lost.
+    The biases that count, those of GRUs, are held as `Biases` says.
 
     Attributes:
         max_lipschitz: The bound of the network.
@@ -50,6 +53,7 @@ class Allocation:
         layers: Mapping[str, FoundLayer],
         proportions: Mapping[str, float],
         covered: Iterable[str],
+        biases: Biases,
     ) -> None:
         """Find bounds in the given proportions, for the layers that are held now.
 
@@ -60,17 +64,27 @@ class Allocation:
         self._model, self._example_inputs = model, example_inputs
         self._layers, self._parts = dict(layers), dict(proportions)
         self._reach = dict.fromkeys(proportions, 1.0)
+        self._biases = biases
+        self._held: HeldBiases = {}
         self.covered = frozenset[str]()
         self.cover(covered)
+
+    def is_for(self, names: Iterable[str]) -> bool:
+        """Whether it was made for these layers being held, and for what else trains."""
+        return self.covered == set(names) and self._held == self._biases.held(self.covered)
 
     def cover(self, names: Iterable[str]) -> None:
         """Find bounds for the network as it is now, of which these layers are held.
 
         All others count as they are.
         """
-        if frozenset(names) != self.covered or self._changes():
+        if not self.is_for(names) or self._changes():
             self._follow(names)
         self.bounds = self._solved(self.max_lipschitz)
+
+    def hold_biases_(self) -> None:
+        """Bring the biases that count within what they count at."""
+        self._biases.clamp_({n: self.bounds[n] * self._reach[n] for n in self.covered})
 
     def look(self, norms: Mapping[str, float], pressures: Mapping[str, float]) -> None:
         """Move bounds towards the layers that press against theirs.
@@ -116,6 +130,7 @@ class Allocation:
         for _ in range(_MOST_ROUNDS):
             self.bounds = self._solved(target)
             clip(self.bounds)
+            self.hold_biases_()
             if not certify:
                 return None
             proof = self._proof()
@@ -148,9 +163,10 @@ class Allocation:
     def _follow(self, names: Iterable[str]) -> None:
         """Follow the network as it is now, with the norms of these layers as unknowns."""
         self.covered = frozenset(names)
+        self._held = self._biases.held(self.covered)
         held = {name: layer for name, layer in self._layers.items() if name in self.covered}
         try:
-            self._rules = NetworkRules(self._model, self._example_inputs, held)
+            self._rules = NetworkRules(self._model, self._example_inputs, held, self._held)
         except UnboundedNetworkError as error:
             raise ValueError(
                 f"max_lipschitz needs a bound for every operation of the network. There is none "

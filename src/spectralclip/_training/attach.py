@@ -21,6 +21,7 @@ from spectralclip._models import (
 from spectralclip._operators import plain_numerics
 from spectralclip._training.allocation import EVERY, Allocation
 from spectralclip._training.attachment import LIVE, Attachment, Schedule
+from spectralclip._training.biases import Biases
 from spectralclip._training.distributed.sharing import are_moved, weights_of
 from spectralclip._training.method import Method, warn
 from spectralclip._training.optimizers import (
@@ -69,8 +70,9 @@ def attach(
             move slowly from layers that do not need theirs to those that press against theirs.
             `SpectralClip` and `Parametrize` hold it while training, up to 2 %; after
             `.finalize(certify=True)` it is proved, whatever the method. Batch norms are held as
-            layers of their own, where the method does so. Layers that are frozen or left out count
-            at their norms.
+            layers of their own, where the method does so, and the bias `b_hn` of a GRU is kept
+            within the bound of its matrix `W_hn`. Layers that are frozen or left out count at
+            their norms.
         proportions: With `max_lipschitz`, those of the layers' bounds at first, in the same form
             as `max_norm`; equal by default.
         schedule: A function of the number of steps done that the bounds are multiplied with. With
@@ -144,7 +146,10 @@ def attach(
     allocation = None
     if max_lipschitz is not None:
         covered = [name for name, one in layers.items() if are_moved(weights_of(one), optimizers)]
-        allocation = Allocation(bare, example_inputs, max_lipschitz, layers, bounds, covered)
+        biases = Biases(bare, layers, optimizers)
+        allocation = Allocation(
+            bare, example_inputs, max_lipschitz, layers, bounds, covered, biases
+        )
         bounds = allocation.bounds
         _warn_of_other_weights(bare, layers)
     attachment = Attachment(

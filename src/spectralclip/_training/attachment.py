@@ -332,7 +332,7 @@ class Attachment:
     def _work(self, names: Sequence[str], step: int) -> None:
         """Do what is due for some of the layers."""
         allocation = self._allocation
-        if allocation is not None and allocation.covered != set(self._sharing.moving()):
+        if allocation is not None and not allocation.is_for(self._sharing.moving()):
             allocation.cover(self._sharing.moving())
             self._bounds = dict(allocation.bounds)
         running, bounds = self._running(), self._bounds_at(step)
@@ -354,9 +354,11 @@ class Attachment:
         if versions != [weight._version for weight in weights]:
             self.optimizers.restart()
         self._take_norms(found)
-        if allocation is not None and step % EVERY == 0:
-            allocation.look(self.norms(), self.pressures())
-            self._bounds = dict(allocation.bounds)
+        if allocation is not None:
+            allocation.hold_biases_()
+            if step % EVERY == 0:
+                allocation.look(self.norms(), self.pressures())
+                self._bounds = dict(allocation.bounds)
 
     def _known(self, running: MethodState, names: Iterable[str]) -> dict[str, NormEstimate]:
         """The norms that a method knows of some layers."""

@@ -13,6 +13,8 @@ Dashboards, to each of which `NormLogger` writes the same numbers under the same
 - `spectralclip.integrations.wandb`: a run of Weights & Biases.
 - `spectralclip.integrations.accelerate`: the trackers of an Accelerator.
 
+`HeadLogger` writes the norms of attention heads there, also where nothing holds them.
+
 LoRA-like adapters:
 
 - `spectralclip.integrations.adapters`: those of peft, diffusers, kohya or your own models.
@@ -26,3 +28,4 @@ from spectralclip.integrations._callback import NormCallback as NormCallback
 from spectralclip.integrations._dashboard import NormLogger as NormLogger
 from spectralclip.integrations._dashboard import NormRecord as NormRecord
 from spectralclip.integrations._dashboard import NormWriter as NormWriter
+from spectralclip.integrations._heads import HeadLogger as HeadLogger

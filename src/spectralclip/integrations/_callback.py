@@ -14,6 +14,7 @@ from spectralclip._clipping import Certify, ClipResult, Targets
 from spectralclip._models import ExampleInputs, Pairs
 from spectralclip._training import Attachment, Method, Schedule, SpectralClip, attach
 from spectralclip.integrations._dashboard import record_of
+from spectralclip.integrations._heads import LargestHeads
 
 
 class NormCallback:
@@ -36,6 +37,8 @@ class NormCallback:
         certify: As for `Attachment.finalize`.
         log: Log norms, bounds and pressures, by the names of `NormRecord.scalars`.
         log_inputs: A batch for `Attachment.report`: log the network's bound, spread and gain too.
+        log_heads: Example inputs for `attention_heads`: log the largest head norms of each
+            attention layer too, whether or not they are held.
 
     Attributes:
         attachment: What is at work during training, and None at other times.
@@ -43,7 +46,7 @@ class NormCallback:
     Raises:
         TypeError: `method` is not a `Method`.
         ValueError: `certify` without `finalize`; later, when training starts: there are no example
-            inputs, or what `attach` raises.
+            inputs, no heads to log, or what `attach` raises.
     """
 
     _own_inputs = ""  # the model's attribute that has example inputs
@@ -63,6 +66,7 @@ class NormCallback:
         certify: Certify = False,
         log: bool = True,
         log_inputs: ExampleInputs | None = None,
+        log_heads: ExampleInputs | None = None,
     ) -> None:
         """Take note of the settings; the method is attached when training starts."""
         super().__init__()
@@ -74,7 +78,8 @@ class NormCallback:
                 f"certify={certify!r} is about how layers are finalized: pass finalize=True too."
             )
         self._method, self._example_inputs = method, example_inputs
-        self._log, self._log_inputs = log, log_inputs
+        self._log, self._log_inputs, self._log_heads = log, log_inputs, log_heads
+        self._heads: LargestHeads | None = None
         self._settings: dict[str, Any] = {
             "max_norm": max_norm,
             "max_lipschitz": max_lipschitz,
@@ -116,7 +121,8 @@ class NormCallback:
     def _logged(self) -> dict[str, float]:
         if self.attachment is None:
             return {}
-        return record_of(self.attachment, inputs=self._log_inputs).scalars()
+        heads = None if self._heads is None else self._heads.read()
+        return record_of(self.attachment, inputs=self._log_inputs, heads=heads).scalars()
 
     def _start(
         self,
@@ -141,6 +147,8 @@ class NormCallback:
         inputs = moved(convert(inputs), device)
         if self._log_inputs is not None:
             self._log_inputs = moved(convert(self._log_inputs), device)
+        if self._log_heads is not None:
+            self._heads = LargestHeads(model, moved(convert(self._log_heads), device))
         self.attachment = attach(model, optimizers, inputs, method=self._method, **self._settings)
         if state:
             try:
@@ -167,7 +175,7 @@ class NormCallback:
     def _detach(self) -> None:
         if self.attachment is not None:
             self.attachment.remove()
-        self.attachment = None
+        self.attachment = self._heads = None
 
 
 def moved(inputs: ExampleInputs, device: torch.device | None) -> ExampleInputs:

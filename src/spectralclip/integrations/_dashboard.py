@@ -25,6 +25,9 @@ class NormRecord:
         network: The network's `bound`, `spread` and `gain`, as of `Attachment.report`; empty where
             they were not asked for.
         tag: What the names of the scalars begin with.
+        heads: Of each attention layer, the largest norm of its heads' logit and value products, by
+            `<layer>.logit` and `<layer>.value`; empty where they were not asked for. Heads that are
+            held are among the layers too, one by one.
     """
 
     step: int
@@ -33,18 +36,21 @@ class NormRecord:
     pressures: Mapping[str, float]
     network: Mapping[str, float] = field(default_factory=dict)
     tag: str = TAG
+    heads: Mapping[str, float] = field(default_factory=dict)
 
     def scalars(self) -> dict[str, float]:
         """The numbers by name, which is the same in every dashboard.
 
         `<tag>/<layer>` is a norm, `<tag>_bound/<layer>` its bound, `<tag>_pressure/<layer>` the
-        pressure on the layer; `<tag>_network/bound`, `/spread` and `/gain` are the network's.
+        pressure on the layer; `<tag>_network/bound`, `/spread` and `/gain` are the network's, and
+        `<tag>_heads/<layer>.logit` and `.value` those of the heads of an attention layer.
         """
         groups = {
             self.tag: self.norms,
             f"{self.tag}_bound": self.max_norms,
             f"{self.tag}_pressure": self.pressures,
             f"{self.tag}_network": self.network,
+            f"{self.tag}_heads": self.heads,
         }
         return {
             f"{group}/{name}": value
@@ -59,6 +65,7 @@ def record_of(
     step: int | None = None,
     tag: str = TAG,
     inputs: ExampleInputs | None = None,
+    heads: Mapping[str, float] | None = None,
 ) -> NormRecord:
     """What an attachment knows now, of the layers whose norms are known."""
     norms = {name: float(norm) for name, norm in attachment.norms().items()}
@@ -69,7 +76,7 @@ def record_of(
         known = {"bound": report.bound, "spread": report.spread, "gain": report.gain}
         network = {name: value for name, value in known.items() if value is not None}
     at = attachment.steps if step is None else step
-    return NormRecord(at, norms, bounds, attachment.pressures(), network, tag)
+    return NormRecord(at, norms, bounds, attachment.pressures(), network, tag, heads or {})
 
 
 class NormWriter(Protocol):
@@ -77,6 +84,17 @@ class NormWriter(Protocol):
 
     def write(self, record: NormRecord) -> None:
         """Write what is known after a step."""
+
+
+def check_schedule(writer: object, every: object) -> None:
+    """Refuse what cannot be written to, and what is no number of steps."""
+    if not callable(getattr(writer, "write", None)):
+        raise TypeError(
+            f"writer must have a method write(record), such as CsvWriter(path), "
+            f"TensorBoardWriter(summary_writer) or WandbWriter(run), got {writer!r}."
+        )
+    if not isinstance(every, int) or every < 1:
+        raise ValueError(f"every must be a positive number of steps, got {every!r}.")
 
 
 @final
@@ -127,15 +145,9 @@ class NormLogger:
         inputs: ExampleInputs | None = None,
     ) -> None:
         """Write nothing yet."""
-        if not callable(getattr(writer, "write", None)):
-            raise TypeError(
-                f"writer must have a method write(record), such as CsvWriter(path), "
-                f"TensorBoardWriter(summary_writer) or WandbWriter(run), got {writer!r}."
-            )
+        check_schedule(writer, every)
         if not isinstance(attachment, Attachment):
             raise TypeError(f"attachment must be what attach returned, got {attachment!r:.80}.")
-        if not isinstance(every, int) or every < 1:
-            raise ValueError(f"every must be a positive number of steps, got {every!r}.")
         self._writer, self._attachment, self._every = writer, attachment, every
         self._tag, self._inputs = tag, inputs
         # A resumed run does not write once more what was written before.

@@ -22,7 +22,7 @@ class TensorBoardWriter:
     """Writes the scalars of a `NormRecord` as curves, and two histograms over the layers.
 
     The histograms are `<tag>s` of the norms, and `<tag>s_over_bound` of what part of its bound each
-    layer uses up.
+    layer uses up; heads that are held count as layers.
 
     Args:
         writer: A `torch.utils.tensorboard.SummaryWriter`, or another object with its
@@ -49,9 +49,11 @@ class TensorBoardWriter:
         self._writer = writer
 
     def write(self, record: NormRecord) -> None:
-        """Add a point to each curve, and the two histograms."""
+        """Add a point to each curve, and the two histograms where there are layers."""
         for name, value in record.scalars().items():
             self._writer.add_scalar(name, value, record.step)
+        if not record.norms:  # of heads alone
+            return
         norms = np.array(list(record.norms.values()))
         bounds = np.array([record.max_norms[name] for name in record.norms])
         self._writer.add_histogram(f"{record.tag}s", norms, record.step)

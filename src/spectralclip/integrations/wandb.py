@@ -39,7 +39,7 @@ class WandbWriter:
         axis = f"{record.tag}_step"
         if axis not in self._axes:
             self._run.define_metric(axis, hidden=True)
-            for group in ("", "_bound", "_pressure", "_network"):
+            for group in ("", "_bound", "_pressure", "_network", "_heads"):
                 self._run.define_metric(f"{record.tag}{group}/*", step_metric=axis)
             self._axes.add(axis)
         self._run.log({axis: record.step, **record.scalars()})
