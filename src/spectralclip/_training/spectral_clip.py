@@ -157,8 +157,10 @@ class _Following(MethodState):
     def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
         self._now = step
         self._engine.set_bounds(bounds)
-        # Who has to be told what has changed needs to know it.
-        selective = not self.sharing.is_alone or self.sharing.optimizers.infer_curvature
+        # Who has to be told what has changed needs to know it. On a host nothing waits for that,
+        # and what stays as it is need not be written.
+        is_told = not self.sharing.is_alone or self.sharing.optimizers.infer_curvature
+        selective = is_told or self._engine.is_on_host
         for moved in self._engine.step(selective=selective):
             if self.method.project_momentum:
                 self.sharing.project_momenta(moved)

@@ -9,8 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from spectralclip._operators import Factor
-from spectralclip._training.engine.matrices import Blocks
-from spectralclip._training.engine.products import Pair, Products
+from spectralclip._training.engine.products import Pair, Products, WholeBlocks
 from spectralclip._training.engine.stage import Stage
 
 BOUND = 0.15
@@ -51,7 +50,8 @@ def products(inner: int, sides: tuple[int, int], scale: float = 1.0) -> list[Pro
 
 
 def stage_of(own: list[Product]) -> Stage:
-    stage = Stage([Blocks([Products([one.pair for one in own])], by_products=False)], headroom=0.01)
+    group = Products([one.pair for one in own])
+    stage = Stage([WholeBlocks([group], by_products=False)], headroom=0.01)
     stage.bounds.fill_(BOUND)
     stage.is_active.fill_(True)
     stage.warm_up(12)

@@ -28,9 +28,9 @@ from spectralclip._training.engine.cuts import Cuts, Follower
 from spectralclip._training.engine.factors import Clamps, Factors
 from spectralclip._training.engine.frequencies import Frequencies, Taps
 from spectralclip._training.engine.group import Group, Kind
-from spectralclip._training.engine.matrices import Blocks, Matrices
+from spectralclip._training.engine.matrices import FollowedBlocks, Matrices
 from spectralclip._training.engine.modes import Modes, Torus, modes_key
-from spectralclip._training.engine.products import Pair, Products
+from spectralclip._training.engine.products import Pair, Products, WholeBlocks
 from spectralclip._training.engine.stage import Stage
 from spectralclip._training.engine.vectors import Vectors, reduced
 from spectralclip._training.method import seeded
@@ -103,7 +103,8 @@ def _kinds(groups: Sequence[Group]) -> list[Kind]:
     factors = [group for group in groups if isinstance(group, Factors)]
     kinds: list[Kind] = [Cuts(followers, by_products)] if followers else []
     products = [group for group in groups if isinstance(group, Products)]
-    kinds += [Blocks(own, by_products) for own in (matrices, products) if own]
+    kinds += [FollowedBlocks(matrices, by_products)] if matrices else []
+    kinds += [WholeBlocks(products, by_products)] if products else []
     return kinds + ([Clamps(factors)] if factors else [])
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import final
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.nn.functional import pad
 
 from spectralclip._linalg import decomposable
@@ -28,42 +27,19 @@ from spectralclip._training.engine.tuning import TUNING
 SHARE_KEPT = 1e-6  # of a vector in a power step: those of a matrix of zeros stay as they are
 
 
-class Followed(Group):
-    """Maps of which a block of leading left vectors is followed by power steps.
+class Block(Group):
+    """Maps whose singular values are clipped within a small matrix.
 
     Attributes:
-        block: How many vectors; maps of lower rank have fewer, and are seen whole.
         limit: Of each kernel, in the units of its weights: values above are clipped to it.
     """
 
-    block: int
     limit: Tensor
-
-    @abstractmethod
-    def send(self) -> Tensor:
-        """A power step; the Gram matrix of what it leaves, as large as a block."""
-
-    @abstractmethod
-    def refresh(self, whitening: Tensor) -> Tensor:
-        """Take the vectors as this makes them; the Gram matrix of their images."""
-
-    def _begin(self, side: int, rank: int, generators: Iterable[Generator], like: Tensor) -> None:
-        """Vectors at random, `(kernels, vectors, side)`."""
-        shape = (self.kernels, side, min(self.block, rank))
-        draws = [torch.randn(shape, generator=own, device="cpu") for own in generators]
-        self.state = {"vectors": torch.linalg.qr(torch.cat(draws))[0].mT.contiguous().to(like)}
-        self._missing = self.block - shape[2]
-        self.is_seen_whole = rank <= self.block
-
-    def _padded(self, gram: Tensor) -> Tensor:
-        return pad(gram, (0, self._missing, 0, self._missing)) if self._missing else gram
 
 
 @final
-class Matrices(Followed):
+class Matrices(Block):
     """Equal matrices, of which a block of leading left vectors is followed by power steps."""
-
-    block = TUNING.block
 
     def __init__(self, layers: Sequence[ConstrainedLayer]) -> None:
         self.names, self.kernels = tuple(layer.name for layer in layers), layers[0].groups
@@ -71,7 +47,10 @@ class Matrices(Followed):
         like = stacked([layers[0].weight])
         rows, columns = like.shape[1] // self.kernels, like[0, 0].numel()
         self._is_tall, side = rows > columns, min(rows, columns)
-        self._begin(side, side, (layer.generator() for layer in layers), like)
+        shape = (self.kernels, side, min(TUNING.block, side))
+        draws = [torch.randn(shape, generator=layer.generator(), device="cpu") for layer in layers]
+        self.state = {"vectors": torch.linalg.qr(torch.cat(draws))[0].mT.contiguous().to(like)}
+        self.is_seen_whole = side <= TUNING.block
 
     def parameters(self) -> list[list[Tensor]]:
         return [[layer.weight for layer in self._layers]]
@@ -86,17 +65,19 @@ class Matrices(Followed):
         self._weights = weights.mT if self._is_tall else weights
 
     def send(self) -> Tensor:
+        """A power step; the Gram matrix of what it leaves."""
         known = self.state["vectors"]
         images = torch.bmm(known, self._weights)
         self._vectors = torch.baddbmm(known, images, self._weights.mT, beta=SHARE_KEPT)
-        return self._padded(torch.bmm(self._vectors, self._vectors.mT))
+        return padded(torch.bmm(self._vectors, self._vectors.mT), TUNING.block)
 
     def refresh(self, whitening: Tensor) -> Tensor:
+        """Take the vectors as this makes them; the Gram matrix of their images."""
         known = self.state["vectors"]
         k = known.shape[1]
         torch.bmm(whitening[:, :k, :k], self._vectors, out=known)
         self._images = torch.bmm(known, self._weights)
-        return self._padded(torch.bmm(self._images, self._images.mT))
+        return padded(torch.bmm(self._images, self._images.mT), TUNING.block)
 
     def moved(self, scale: Tensor, cuts: Tensor) -> list[Tensor]:
         known = self.state["vectors"]
@@ -107,24 +88,14 @@ class Matrices(Followed):
         return [new.view(len(self.names), *self._layers[0].weight.shape)]
 
 
-@final
 class Blocks(Kind):
-    """Maps with blocks of one size: the singular values within these are clipped at once.
+    """Maps with small matrices of one size: the singular values of these are clipped at once."""
 
-    Those whose rank is at most that are clipped exactly.
-    """
+    _grams: Tensor  # of each, squares of the singular values
+    _eye: Tensor
 
-    def __init__(self, groups: Sequence[Followed], by_products: bool) -> None:
-        self.groups: Sequence[Followed] = list(groups)
-        self._by_products = by_products
-        vectors = [group.state["vectors"] for group in groups]
-        self._eye = unit_matrix(groups[0].block, vectors[0])
-
-    def refresh(self) -> None:
-        grams = joined([group.send() for group in self.groups])
-        roots = whitening(grams, self._eye, self._by_products)
-        parts = roots.split([group.count for group in self.groups])
-        self._grams = joined([g.refresh(own) for g, own in zip(self.groups, parts, strict=True)])
+    def __init__(self, groups: Sequence[Block]) -> None:
+        self.groups: Sequence[Block] = list(groups)
 
     def norms(self) -> Tensor:
         """From above: by at most 11 %, if all values of a block are equal."""
@@ -148,3 +119,26 @@ class Blocks(Kind):
         above = surplus(self._grams / limit.square()[:, None, None], self._eye)
         is_above = torch.linalg.vector_norm(above, dim=(1, 2)) > 0
         return Found(most, is_above, above * -most[:, None, None])
+
+
+@final
+class FollowedBlocks(Blocks):
+    """Matrices with a block of vectors each; those of smaller sides are clipped exactly."""
+
+    def __init__(self, groups: Sequence[Matrices], by_products: bool) -> None:
+        super().__init__(groups)
+        self._matrices, self._by_products = groups, by_products
+        self._eye = unit_matrix(TUNING.block, groups[0].state["vectors"])
+
+    def refresh(self) -> None:
+        grams = joined([group.send() for group in self._matrices])
+        roots = whitening(grams, self._eye, self._by_products)
+        parts = roots.split([group.count for group in self._matrices])
+        pairs = zip(self._matrices, parts, strict=True)
+        self._grams = joined([group.refresh(own) for group, own in pairs])
+
+
+def padded(gram: Tensor, side: int) -> Tensor:
+    """With zeros, as large as others."""
+    missing = side - gram.shape[-1]
+    return pad(gram, (0, missing, 0, missing)) if missing else gram
