@@ -70,6 +70,7 @@ def _audited(name: str, workers: int) -> dict[str, Any]:
     network = found.lipschitz
     assert network is not None
     bounded = network.upper < float("inf")
+    products = [p for head in found.heads for p in (head.logit, head.value) if p is not None]
     return {
         "model": name,
         "parameters": found.parameters,
@@ -80,6 +81,8 @@ def _audited(name: str, workers: int) -> dict[str, Any]:
         "chains": sum(layer.role == "chain" for layer in found.layers),
         "widest": max(layer.norm.upper / layer.norm.lower - 1 for layer in found.layers),
         "skipped": len(found.skipped),
+        "heads": len(found.heads),
+        "widest_head": max((p.upper / p.lower - 1 for p in products), default=None),
         "lower": network.lower,
         "upper": network.upper if bounded else None,
         "product": network.product if bounded else None,

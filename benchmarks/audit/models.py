@@ -1,4 +1,4 @@
-"""Models to audit: two residual networks and a transformer, with seeds and lively batch norms."""
+"""Models to audit: residual networks and transformers, with seeds and lively batch norms."""
 
 from __future__ import annotations
 
@@ -64,23 +64,23 @@ def resnet50(classes: int = 1000) -> nn.Module:
 class Attention(nn.Module):
     """Self-attention with several heads."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, is_causal: bool) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.is_causal = heads, is_causal
         self.inward, self.outward = nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.inward(x).unflatten(-1, (3, self.heads, -1)).movedim(2, 0).transpose(2, 3)
-        mixed = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        mixed = nn.functional.scaled_dot_product_attention(*parts, is_causal=self.is_causal)
         return self.outward(mixed.transpose(1, 2).flatten(2))
 
 
 class TransformerBlock(nn.Module):
     """Attention and a perceptron, each behind a layer norm and beside a shortcut."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, is_causal: bool = True) -> None:
         super().__init__()
-        self.attention = nn.Sequential(nn.LayerNorm(width), Attention(width, heads))
+        self.attention = nn.Sequential(nn.LayerNorm(width), Attention(width, heads, is_causal))
         self.perceptron = nn.Sequential(
             nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
@@ -96,6 +96,32 @@ def transformer(width: int = 768, depth: int = 12, tokens: int = 32_000) -> nn.M
     return nn.Sequential(
         nn.Embedding(tokens, width), *blocks, nn.LayerNorm(width), nn.Linear(width, tokens)
     )
+
+
+class Patches(nn.Module):
+    """An image as a sequence of patches, with their places."""
+
+    def __init__(self, width: int, side: int, patch: int) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, stride=patch)
+        self.places = nn.Parameter(0.02 * torch.randn((side // patch) ** 2, width))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.patches(images).flatten(2).mT + self.places
+
+
+class MeanOverPatches(nn.Module):
+    """What a classifier reads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+def vision_transformer(width: int = 768, depth: int = 12, classes: int = 1000) -> nn.Module:
+    """As large as ViT-B with patches of 16x16, for 224x224 images."""
+    blocks = [TransformerBlock(width, width // 64, is_causal=False) for _ in range(depth)]
+    ending = (nn.LayerNorm(width), MeanOverPatches(), nn.Linear(width, classes))
+    return nn.Sequential(Patches(width, 224, 16), *blocks, *ending)
 
 
 def enlivened(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -117,5 +143,6 @@ def _images(side: int) -> Tensor:
 MODELS = (
     AuditedModel("ResNet-18, 3x32x32", lambda: enlivened(resnet18()), lambda: _images(32), (1, 2)),
     AuditedModel("ResNet-50, 3x224x224", lambda: enlivened(resnet50()), lambda: _images(224), (2,)),
-    AuditedModel("transformer, 64 tokens", transformer, lambda: torch.arange(64)[None], (1,)),
+    AuditedModel("transformer, 64 tokens", transformer, lambda: torch.arange(64)[None], (1, 2)),
+    AuditedModel("ViT-B, 3x224x224", vision_transformer, lambda: _images(224), (1, 2)),
 )

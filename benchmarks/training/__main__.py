@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from benchmarks.common.session import Session
 
 RESULTS = results_file("training")
-TIMED = ("overhead", "network", "growth")  # one process; the others may use several
+TIMED = ("overhead", "network", "heads", "growth")  # one process; the others may use several
 PARTS = (*TIMED, "tracker", "held", "counts")
 
 
@@ -74,13 +74,14 @@ def _stored(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _measure(session: Session, part: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    from benchmarks.training import counts, growth, held, network, overhead, tracker
+    from benchmarks.training import counts, growth, heads, held, network, overhead, tracker
     from benchmarks.training.data import default_folder
 
     folder = default_folder() if arguments.data is None else arguments.data
     found: dict[str, Any] = {
         "overhead": partial(overhead.measure, session, folder),
         "network": partial(network.measure, session, folder),
+        "heads": partial(heads.measure, session),
         "growth": partial(growth.measure, session),
         "tracker": partial(tracker.measure, session, folder, arguments.processes),
         "held": partial(held.measure, session, folder, arguments.processes, _finished(arguments)),

@@ -75,6 +75,18 @@ def objects(folder: Path, tests: int = 2000) -> Images | None:
     raise ValueError(f"{archive} holds no data_batch file: download the binary version again.")
 
 
+def small_objects(folder: Path) -> Images | None:
+    """The middle 16x16 pixels of these images."""
+    whole = objects(folder)
+    if whole is None:
+        return None
+    train, test = (
+        (images[..., 8:24, 8:24].contiguous(), labels)
+        for images, labels in (whole.train, whole.test)
+    )
+    return Images(whole.source, train, test)
+
+
 def _mnist(raw: Path, split: str) -> tuple[Tensor, Tensor]:
     images = _idx(raw / f"{split}-images-idx3-ubyte.gz")
     labels = _idx(raw / f"{split}-labels-idx1-ubyte.gz")

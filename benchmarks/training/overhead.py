@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common.session import Session
-from benchmarks.training.data import Images, digits, objects
+from benchmarks.training.data import Images, digits, objects, small_objects
 from benchmarks.training.methods import (
     FASTCLIP,
     FASTCLIP_BACKWARD,
@@ -34,7 +34,13 @@ from benchmarks.training.methods import (
     make_clip_due,
     num_matvecs,
 )
-from benchmarks.training.models import resnet18, seeded, small_convnet
+from benchmarks.training.models import (
+    mlp,
+    resnet18,
+    seeded,
+    small_convnet,
+    three_convolutions,
+)
 from oracle import TrackedNorms
 
 COMPARED = (NONE, FASTCLIP_BACKWARD, FASTCLIP, SCALE, OURS)
@@ -72,6 +78,18 @@ FULL = (
         small_convnet,
         digits,
         (Phase(64, 400, 20, readings=tuple(range(20, 401, 20))),),
+    ),
+    Setting(
+        "three convolutions",
+        three_convolutions,
+        small_objects,
+        (Phase(64, 400, 20, readings=tuple(range(20, 401, 20))),),
+    ),
+    Setting(
+        "MLP 784-128-128-10",
+        mlp,
+        digits,
+        (Phase(64, 1000, 50, readings=tuple(range(100, 1001, 100))),),
     ),
     Setting(
         "ResNet-18, width 64",

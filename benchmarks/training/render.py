@@ -42,6 +42,7 @@ def render(results: Row, picture: str = "../images/training.png") -> str:
         _image(results, picture),
         _overhead(parts.get("overhead")),
         _network(parts.get("network")),
+        _heads(parts.get("heads")),
         _held(parts.get("held")),
         _growth(parts.get("growth")),
         _tracker(parts.get("tracker")),
@@ -135,6 +136,36 @@ def _network(part: Row | None) -> str:
         for row in part["rows"]
     ]
     return NETWORK.format(**part) + "\n" + table(header, body)
+
+
+HEADS = """\
+## Attention heads
+
+Copies of a GPT of {depth} layers, width {width} and {heads} heads a layer learn the pages of this
+documentation, {batch} pieces of {context} letters a step, with AdamW at a rate of 1e-3, in turns on
+the same batches. One is free; of the others the products of all heads are held at {share:g} of the
+smallest norm that one of them has at the start. *True norms* are dense decompositions in float64,
+read after every {every}th of {steps} steps; the loss is the mean over the last tenth of them.
+"""
+
+
+def _heads(part: Row | None) -> str:
+    if part is None:
+        return ""
+    header = ["held", "products", "step", "after it", "overhead", "true norm / c, largest", "loss"]
+    body = [
+        [
+            row["held"],
+            str(row["products"]),
+            f"{1e3 * row['step_seconds']:.1f} ms",
+            f"{1e3 * row['after_seconds']:.2f} ms",
+            f"{100 * row['overhead']:.1f} %",
+            number(row["norm"], 4),
+            number(row["loss"], 3),
+        ]
+        for row in part["rows"]
+    ]
+    return HEADS.format(**part["setting"], share=part["share"]) + "\n" + table(header, body)
 
 
 HELD = """\
