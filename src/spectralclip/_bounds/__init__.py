@@ -1,6 +1,7 @@
 """Certified intervals around a norm."""
 
 from spectralclip._bounds.all_sizes import norm_bounds_all_sizes as norm_bounds_all_sizes
+from spectralclip._bounds.exact import embedding_sides as embedding_sides
 from spectralclip._bounds.exact import torus_norm as torus_norm
 from spectralclip._bounds.interval import Interval as Interval
 from spectralclip._bounds.lanczos import rounding_margin as rounding_margin

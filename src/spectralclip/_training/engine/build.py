@@ -10,6 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from spectralclip._bounds import embedding_sides
 from spectralclip._clipping import moving_names
 from spectralclip._linalg import has_float64
 from spectralclip._models import FoundLayer
@@ -156,10 +157,13 @@ def _places(layer: ConstrainedLayer, conv: ConvMap | None) -> tuple[Taps, Freque
     geometry, kernel = conv.geometry, tuple(conv.weight.shape[2:])
     taps = Taps.of(kernel, geometry.stride, geometry.dilation)
     everywhere = Frequencies.everywhere(taps)
-    if len(layer.in_shapes) > 1 or geometry.mode != "circular" or not _is_on_modes(conv):
+    if len(layer.in_shapes) > 1 or not _is_on_modes(conv):
         return taps, everywhere
-    sides = zip(conv.source.shape[1:], geometry.stride, strict=True)
-    grid = Frequencies.on_grid(tuple(side // step for side, step in sides))
+    # With zero padding the layer is a part of a circular one: never above that, and nearer to it
+    # than to the same kernel on an endless image.
+    sides = conv.source.shape[1:] if geometry.mode == "circular" else embedding_sides(conv)
+    steps = zip(sides, geometry.stride, strict=True)
+    grid = Frequencies.on_grid(tuple(side // step for side, step in steps))
     return taps, min(grid, everywhere, key=lambda one: len(one.centers))
 
 

@@ -24,7 +24,7 @@ from spectralclip._common import Shape
 from spectralclip._linalg import folded_frequencies
 from spectralclip._training.engine.tuning import TUNING
 
-MOST_CELLS = (16, 8, 6)  # along an axis, by the number of axes
+MOST_CELLS = (16, 10, 6)  # along an axis, by the number of axes
 
 
 @final
