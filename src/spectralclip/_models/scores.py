@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map_only
 from spectralclip._models.call_graph import tensors_in
 from spectralclip._models.example_inputs import ExampleInputs, Inputs, call_arguments
 from spectralclip._models.forward_pass import in_evaluation
+from spectralclip._operators import plain_numerics
 
 # Random inputs, by which a network is judged before it has seen any: so many of them.
 NORMAL_INPUTS = 16
@@ -31,6 +32,7 @@ def normal_inputs(model: nn.Module, example_inputs: ExampleInputs) -> Inputs:
     return Inputs(tuple(args), dict(kwargs))
 
 
+@plain_numerics()
 def spread_and_gain(model: nn.Module, inputs: ExampleInputs) -> tuple[float, float]:
     """How much the outputs of a model differ over a batch, and how much of its inputs' spread.
 

@@ -54,11 +54,11 @@ class SpectralClip(Method):
     where queries and keys are not rotated. Embeddings are left alone.
 
     *Promise.* Of layers that training moves slowly, the true norm is at most 1.01 times the bound;
-    `finalize(certify=True)` ends with a proven bound. On small images, a zero-padded layer may be
-    held some percent lower: Fourier modes know the norm of a kernel on an endless image.
+    `finalize(certify=True)` ends with a proven bound. A zero-padded layer may be held some percent
+    lower: Fourier modes know the norm of a kernel on an image without borders.
 
     *Cost.* Three products of the weights with some vectors a step: with 32 for dense layers, with
-    about 130 for convolutions of 3x3 taps.
+    about 200 for convolutions of 3x3 taps, and fewer on images of up to eight pixels a side.
 
     *Known failure.* Weights that are not finite are left alone, and the host hears of it late where
     they are on an accelerator: at the next check, or when `norms()` is asked for.

@@ -136,7 +136,7 @@ class Engine:
                     yield _written(stage, values, selective)
                 # Of a norm that jumps, one refresh shows a part. A host may see that and go on.
                 for _ in range(AGAIN if self.is_on_host else 0):
-                    if stage.jump > TUNING.most:
+                    if stage.grown.amax() > TUNING.most:
                         yield _written(stage, run(), selective)
         self._is_far = False
 
@@ -144,13 +144,13 @@ class Engine:
     def norms(self) -> dict[str, float]:
         """The norm of each layer as it is now; NaN if it is not finite."""
         with self._evaluating():
-            found = self._read({id(stage): stage.norms() for stage in self._stages})
+            found = self._read_best({id(stage): stage.norms() for stage in self._stages})
         bad = self.non_finite()
         return {name: math.nan if name in bad else max(own) for name, own in found.items()}
 
     def estimates(self) -> dict[str, float]:
         """What the last step has left of each norm, as far as it could see."""
-        found = self._read({id(s): s.state["norm"] * s.bounds for s in self._stages})
+        found = self._read_best({id(s): s.state["norm"] * s.bounds for s in self._stages})
         return {name: max(own) for name, own in found.items()}
 
     def non_finite(self) -> set[str]:
@@ -159,11 +159,15 @@ class Engine:
         return {name for name, flags in found.items() if any(flags)}
 
     def _read(self, by_stage: Mapping[int, Tensor]) -> dict[str, list[Any]]:
-        read = {stage: tensor.tolist() for stage, tensor in by_stage.items()}
-        return {
-            name: [value for place in places for value in read[id(place.stage)][place.own]]
+        return _values(self._places, by_stage)
+
+    def _read_best(self, by_stage: Mapping[int, Tensor]) -> dict[str, list[Any]]:
+        """From full vectors where there are some: these know a layer with its borders."""
+        full = {
+            name: [place for place in places if isinstance(place.group, Vectors)] or places
             for name, places in self._places.items()
         }
+        return _values(full, by_stage)
 
     @torch.no_grad()
     def correct(self, name: str, norm: float, estimate: float, bound: float) -> None:
@@ -211,6 +215,17 @@ class Engine:
             limit = "recompile_limit" if known else "cache_size_limit"
             stack.enter_context(config.patch({limit: MOST_GRAPHS}))
         return stack
+
+
+def _values(
+    places: Mapping[str, list[Place]], by_stage: Mapping[int, Tensor]
+) -> dict[str, list[Any]]:
+    """By layer, what tensors of the stages hold at its places."""
+    read = {stage: tensor.tolist() for stage, tensor in by_stage.items()}
+    return {
+        name: [value for place in own for value in read[id(place.stage)][place.own]]
+        for name, own in places.items()
+    }
 
 
 def _written(stage: Stage, values: list[Tensor], selective: bool) -> list[Moved]:

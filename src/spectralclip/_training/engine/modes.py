@@ -187,12 +187,18 @@ class Torus(Follower):
         self._steps = taps.steps.T.repeat(1, 2 * rows).to(self._at)  # of both planes, in each row
         centers, reach = frequencies.centers, frequencies.centers.new_tensor(frequencies.reach)
         self._least, self._most = (centers - reach).to(self._at), (centers + reach).to(self._at)
+        self._table = self._made_table()
 
-    def refresh(self) -> list[tuple[Tensor, Tensor]]:
+    def _made_table(self) -> Tensor:
+        """Phases at the frequencies as they are, for each vector there."""
         angles = torch.addmm(self._phases.flatten(), self._at.flatten(0, 1), self._steps)
         table = torch.cos(angles) * self._places.flatten()
         table = table.view(*self._at.shape[:2], 1, *self._places.shape)
-        self._table = table.expand(-1, -1, self.width, -1, -1).contiguous()
+        return table.expand(-1, -1, self.width, -1, -1).contiguous()
+
+    def refresh(self) -> list[tuple[Tensor, Tensor]]:
+        if self._climbs:
+            self._table = self._made_table()
         pairs = zip(self.groups, self._slices, strict=True)
         found = [group.refresh(self._table[own], self._rows) for group, own in pairs]
         if self._climbs:

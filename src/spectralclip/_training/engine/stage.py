@@ -38,7 +38,7 @@ class Stage:
         is_active: Kernels that may be moved.
         is_non_finite: Kernels of which not everything was finite at the last step.
         is_touched: Kernels that the last step has changed.
-        jump: The largest growth of a norm in the last step, of those that are not seen whole.
+        grown: By how much norms have grown in the last step, of kernels that are not seen whole.
     """
 
     def __init__(self, kinds: Sequence[Kind], headroom: float) -> None:
@@ -52,7 +52,7 @@ class Stage:
         self.bounds = like + 1
         self.state = {"growth": like + headroom, "lag": like + 1, "norm": like.clone()}
         self.is_active, self.is_non_finite, self.is_touched = like == 0, like > 0, like > 0
-        self.jump = like.new_zeros(())
+        self.grown = like.clone()
         self.rounds = max(kind.rounds for kind in kinds)
         self._most = max(TUNING.most, headroom)
         each = [(kind, own, like.new_ones(own.count)) for kind in kinds for own in kind.groups]
@@ -87,8 +87,7 @@ class Stage:
         scale, is_above = joined([f.scale for f in found]), joined([f.is_above for f in found])
         is_above = is_above | (scale < share)
         touched = torch.logical_and(is_above & self.is_active, ~is_non_finite, out=self.is_touched)
-        grown = grown * self._lags
-        torch.amax(grown, 0, out=self.jump)
+        grown = torch.mul(grown, self._lags, out=self.grown)
         grown = torch.maximum(TUNING.calm * state["growth"], grown)
         torch.where(is_non_finite, state["growth"], grown, out=state["growth"])
         norm = top * scale
