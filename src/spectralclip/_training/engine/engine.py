@@ -136,8 +136,11 @@ class Engine:
                     yield _written(stage, values, selective)
                 # Of a norm that jumps, one refresh shows a part. A host may see that and go on.
                 for _ in range(AGAIN if self.is_on_host else 0):
-                    if stage.grown.amax() > TUNING.most:
-                        yield _written(stage, run(), selective)
+                    has_jumped = stage.grown > TUNING.most
+                    if has_jumped.any():
+                        with stage.only(has_jumped):
+                            values = run()
+                        yield _written(stage, values, selective=True)
         self._is_far = False
 
     @torch.no_grad()

@@ -7,7 +7,8 @@ that it runs on the meta device, compiles as one graph, and never makes a host w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import final
 
 import torch
@@ -102,6 +103,24 @@ class Stage:
             for new in kind.moved(part, own.cuts * broadcast(times, own.cuts))
         ]
 
+    @contextmanager
+    def only(self, chosen: Tensor) -> Iterator[None]:
+        """Let a step go for some of the kernels: of the others all is as it was, bit for bit."""
+        changing = [*self._remembered(), (self.is_active, slice(None))]
+        before = [tensor.clone() for tensor, _ in changing]
+        self.is_active.logical_and_(chosen)
+        yield
+        self.grown.mul_(chosen)
+        for (tensor, own), old in zip(changing[:-1], before, strict=False):
+            tensor.copy_(torch.where(broadcast(chosen[own], tensor), tensor, old))
+        self.is_active.copy_(before[-1])
+
+    def _remembered(self) -> list[tuple[Tensor, slice]]:
+        """All that is kept from step to step, and of which kernels each tensor is."""
+        pairs = zip(self.groups, self.slices, strict=True)
+        of_groups = [(tensor, own) for group, own in pairs for tensor in group.state.values()]
+        return [*of_groups, *((tensor, slice(None)) for tensor in self.state.values())]
+
     def _refresh(self) -> Tensor:
         """Refresh all vectors; the weights in units of their bounds over what was taken of them."""
         peak = largest(kernel for group in self.groups for kernel in group.read())
@@ -130,7 +149,7 @@ class Stage:
 
     def norms(self) -> Tensor:
         """The norm of each kernel as it is now, for the host; nothing is remembered of the look."""
-        states = [tensor for group in self.groups for tensor in group.state.values()]
+        states = [tensor for tensor, _ in self._remembered()]
         before = [tensor.clone() for tensor in states]
         for _ in range(REFRESHES):
             share = self._refresh()
