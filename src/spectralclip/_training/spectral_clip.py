@@ -150,7 +150,8 @@ class _Following(MethodState):
         self._engine = Engine(self.layers, method.headroom, method.vectors, seed, method.compile)
         self._engine.set_bounds(bounds)
         self._engine.warm_up()
-        self._checks = Checks(self.layers, method.check_every, seed)
+        followed = self._engine.followed()
+        self._checks = Checks(self.layers, followed, method.check_every, seed)
         self._non_finite: set[str] = set()
         self._now = 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import final
 
 from spectralclip._linalg import LanczosRun
@@ -27,8 +27,11 @@ class Checks:
             which on a small one may be less.
     """
 
-    def __init__(self, layers: Iterable[str], every: int, seed: int) -> None:
+    def __init__(
+        self, layers: Iterable[str], followed: Collection[str], every: int, seed: int
+    ) -> None:
         self._every, self._seed = every, seed
+        self._followed = frozenset(followed)  # of which a step may not see all; no others are due
         self._gaps = {name: min(FIRST, every) for name in layers}
         self._next = {name: self._gaps[name] + n % max(1, FIRST) for n, name in enumerate(layers)}
         self.norms: dict[str, tuple[int, float]] = {}
@@ -36,7 +39,8 @@ class Checks:
 
     def due(self, step: int) -> list[str]:
         """The layers whose turn it is after a step."""
-        return [name for name, at in self._next.items() if self._every and step >= at]
+        turns = [name for name, at in self._next.items() if self._every and step >= at]
+        return [name for name in turns if name in self._followed]
 
     def measure(
         self, name: str, step: int, operators: Callable[[str], list[LinearOperator]]

@@ -151,6 +151,14 @@ class Engine:
         bad = self.non_finite()
         return {name: math.nan if name in bad else max(own) for name, own in found.items()}
 
+    def followed(self) -> list[str]:
+        """The layers of which a step may not see all: those that need checks."""
+        return [
+            name
+            for name, places in self._places.items()
+            if not all(place.group.is_seen_whole for place in places)
+        ]
+
     def estimates(self) -> dict[str, float]:
         """What the last step has left of each norm, as far as it could see."""
         found = self._read_best({id(s): s.state["norm"] * s.bounds for s in self._stages})
