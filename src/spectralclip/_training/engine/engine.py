@@ -24,7 +24,7 @@ WARM_UP = 12  # refreshes of vectors that begin at random
 ROUNDS = 5  # of cuts where a bound is new or much lower than it was
 MOST_GRAPHS = 256
 # Steps that a host adds while norms jump. ResNet-18 of width 16 with a learning rate of 0.1, whose
-# norms grow up to fivefold in a step: 1.12 times the bound with none, 1.06 with one, 0.997 with 3.
+# norms grow up to fivefold in a step: 1.12 times the bound with none, 1.008 with three.
 AGAIN = 3
 MOST_LAG = 1.1  # a norm over its estimate, that a target makes up for
 

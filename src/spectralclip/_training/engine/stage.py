@@ -106,14 +106,14 @@ class Stage:
     @contextmanager
     def only(self, chosen: Tensor) -> Iterator[None]:
         """Let a step go for some of the kernels: of the others all is as it was, bit for bit."""
-        changing = [*self._remembered(), (self.is_active, slice(None))]
-        before = [tensor.clone() for tensor, _ in changing]
+        active, remembered = self.is_active.clone(), self._remembered()
+        before = [tensor.clone() for tensor, _ in remembered]
         self.is_active.logical_and_(chosen)
         yield
+        self.is_active.copy_(active)
         self.grown.mul_(chosen)
-        for (tensor, own), old in zip(changing[:-1], before, strict=False):
+        for (tensor, own), old in zip(remembered, before, strict=True):
             tensor.copy_(torch.where(broadcast(chosen[own], tensor), tensor, old))
-        self.is_active.copy_(before[-1])
 
     def _remembered(self) -> list[tuple[Tensor, slice]]:
         """All that is kept from step to step, and of which kernels each tensor is."""
