@@ -341,7 +341,7 @@ class Attachment:
 
         def work() -> dict[str, NormEstimate]:
             running.after_step(step, mine)
-            return {} if self._sharing.is_alone else self._known(running, mine)
+            return {} if self._sharing.is_alone else self._known(running.known_norms(), mine)
 
         own = self._sharing.weights()
         weights = [weight for name in names for weight in own[name]]
@@ -360,9 +360,9 @@ class Attachment:
                 allocation.look(self.norms(), self.pressures())
                 self._bounds = dict(allocation.bounds)
 
-    def _known(self, running: MethodState, names: Iterable[str]) -> dict[str, NormEstimate]:
-        """The norms that a method knows of some layers."""
-        norms, checked = running.norms(), running.checked()
+    def _known(self, norms: dict[str, float], names: Iterable[str]) -> dict[str, NormEstimate]:
+        """The norms of some layers, with what is known of them."""
+        checked = self._running().checked()
         found = {}
         for name in names:
             if name in norms:
@@ -374,7 +374,7 @@ class Attachment:
     def _read_norms(self) -> None:
         """Read them back from the method, which may have them on a device, where it is alone."""
         if self._state is not None and self._sharing.is_alone:
-            self._take_norms(self._known(self._state, self._worked))
+            self._take_norms(self._known(self._state.norms(), self._worked))
 
     def _take_norms(self, found: Mapping[str, NormEstimate]) -> None:
         self._norms |= found

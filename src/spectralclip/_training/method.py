@@ -58,6 +58,10 @@ class MethodState(ABC):
         """The latest norms, by layer: by default those that `record` was told. Estimates."""
         return dict(self._norms)
 
+    def known_norms(self) -> dict[str, float]:
+        """What is known of norms after each step without a further look, which others are told."""
+        return self.norms()
+
     def record(self, name: str, norm: float, trouble: str = "") -> None:
         """Take note of a layer's norm; where it is not finite, warn until it is again, once.
 

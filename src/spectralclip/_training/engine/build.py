@@ -83,14 +83,14 @@ def stages_of(
             stages[at].setdefault(member.key, []).append(member)
             taken[at] += own
     made = [[own[0].make([m.part for m in own]) for own in stage.values()] for stage in stages]
-    return [Stage(_kinds(groups), headroom) for groups in made]
+    return [Stage(kinds_of(groups), headroom) for groups in made]
 
 
 def _meet(own: Sequence[Place], others: Sequence[Place]) -> bool:
     return any(one.meets(other) for other in others for one in own)
 
 
-def _kinds(groups: Sequence[Group]) -> list[Kind]:
+def kinds_of(groups: Sequence[Group]) -> list[Kind]:
     """Groups that are followed in the same way, put together."""
     # What lacks float64 lacks most of linear algebra, but for products.
     by_products = not has_float64(groups[0].parameters()[0][0].device)

@@ -14,7 +14,7 @@ from torch import Tensor
 from spectralclip._models import FoundLayer
 from spectralclip._operators import evaluation_mode
 from spectralclip._training.distributed.sharing import Moved
-from spectralclip._training.engine.build import stages_of
+from spectralclip._training.engine.build import kinds_of, stages_of
 from spectralclip._training.engine.group import Group
 from spectralclip._training.engine.stage import Stage
 from spectralclip._training.engine.tuning import TUNING
@@ -80,6 +80,7 @@ class Engine:
         self._bounds: dict[str, float] = {}
         self._active: set[str] = set()
         self._is_far = False
+        self._parts: dict[Group, Stage] = {}
         self._places: dict[str, list[Place]] = {}
         for stage in self._stages:
             for group, own in zip(stage.groups, stage.slices, strict=True):
@@ -128,20 +129,27 @@ class Engine:
         Args:
             selective: Read back what has changed, and write nothing else.
         """
-        rounds = ROUNDS if self._is_far else 1
+        rounds, may_look = ROUNDS if self._is_far else 1, self.is_on_host and not self._is_compiled
         with self._evaluating():
             for stage, run in zip(self._stages, self._runs, strict=True):
                 for _ in range(rounds * stage.rounds):
-                    values = stage.run(far=True) if self._is_far else run()
+                    values = stage.run(far=True) if self._is_far else run(may_look=may_look)
                     yield _written(stage, values, selective)
-                # Of a norm that jumps, one refresh shows a part. A host may see that and go on.
                 for _ in range(AGAIN if self.is_on_host else 0):
-                    has_jumped = stage.grown > TUNING.most
-                    if has_jumped.any():
-                        with stage.only(has_jumped):
-                            values = run()
-                        yield _written(stage, values, selective=True)
+                    yield from self._step_again(stage)
         self._is_far = False
+
+    def _step_again(self, stage: Stage) -> Iterator[list[Moved]]:
+        """Step kernels whose norms have jumped, of which one refresh shows a part, once more."""
+        jumped = (stage.grown > TUNING.most).tolist()
+        for group, own in zip(stage.groups, stage.slices, strict=True):
+            if any(jumped[own]):
+                if group not in self._parts:
+                    self._parts[group] = stage.part(group, kinds_of([group]))
+                part = self._parts[group]
+                with part.only(part.grown > TUNING.most):
+                    values = part.run(may_look=True)
+                yield _written(part, values, selective=True)
 
     @torch.no_grad()
     def norms(self) -> dict[str, float]:

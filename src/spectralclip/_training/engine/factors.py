@@ -32,7 +32,7 @@ class Factors(Group):
         self._stored, self._scales = stack, finite(scales)
         return scales
 
-    def normalize(self, unit: Tensor, bound: Tensor) -> None:
+    def normalize(self, unit: Tensor, bound: Tensor, is_finite: bool) -> None:
         self.peaks = self._scales.amax(1) * unit
 
     def moved(self, scale: Tensor, cuts: Tensor) -> list[Tensor]:

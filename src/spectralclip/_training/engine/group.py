@@ -40,13 +40,14 @@ class Group(ABC):
         """Take in the weights as they are; the entries of each kernel as it acts."""
 
     @abstractmethod
-    def normalize(self, unit: Tensor, bound: Tensor) -> None:
+    def normalize(self, unit: Tensor, bound: Tensor, is_finite: bool) -> None:
         """Take kernels in a unit each.
 
         Args:
             unit: What kernels are multiplied with: the inverse of the bound, or less where the
                 weights are far above it; zero where not all is finite.
             bound: Of each kernel.
+            is_finite: Whether all that was taken in is known to be finite.
         """
 
     @abstractmethod

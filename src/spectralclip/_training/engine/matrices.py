@@ -60,7 +60,7 @@ class Matrices(Block):
         self._stored = stack.reshape(self.count, -1, stack[0, 0].numel())
         return self._stored
 
-    def normalize(self, unit: Tensor, bound: Tensor) -> None:
+    def normalize(self, unit: Tensor, bound: Tensor, is_finite: bool) -> None:
         weights = finite(self._stored).mul_(unit[:, None, None])
         self._weights = weights.mT if self._is_tall else weights
 

@@ -65,10 +65,11 @@ class Modes(Group):
             self._acting = stack * self._rows[..., None, None]
         return self._acting
 
-    def normalize(self, unit: Tensor, bound: Tensor) -> None:
+    def normalize(self, unit: Tensor, bound: Tensor, is_finite: bool) -> None:
         self._unit = unit[:, None]
+        weights = self._acting if is_finite else finite(self._acting)
         # By tap: what is folded over taps needs no permutation then.
-        self._weights = scaled(finite(self._acting).transpose(2, 3), unit)
+        self._weights = scaled(weights.transpose(2, 3), unit)
 
     def refresh(self, table: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         """Its part of `Follower.refresh`.
@@ -131,7 +132,8 @@ class Modes(Group):
         found = images.gather(1, at.expand(-1, -1, 2, images.shape[3]))
         flat = table.flatten(0, 1)
         right = torch.bmm(flat.mT, found.view(B * n, flat.shape[1], -1))
-        self._right = right.view(B, 2 * n, -1)
+        # In the order of the weights: there are more of these than of the cuts.
+        self._right = right.view(B, 2 * n, -1, right.shape[2]).transpose(2, 3).flatten(2)
         if self._rows is not None:
             # In units in which the largest factor of a row is one.
             rows = finite(self._rows)
@@ -148,8 +150,8 @@ class Modes(Group):
             return [scaled(self._factors(), scale, along).reshape(shape)]
         cuts = cuts if self._rows is None else cuts / self._top[:, None]
         left = (self._left.unflatten(1, (-1, 2)) * cuts[..., None, None]).flatten(1, 2)
-        by_tap = torch.bmm(left.mT, self._right).view_as(self._weights)
-        return [scaled(self._stored, scale, by_tap.transpose(2, 3)).view(shape)]
+        kept = self._stored.flatten(2) * scale[:, None, None]
+        return [kept.baddbmm_(left.mT, self._right).view(shape)]
 
     @property
     def _moves_factor(self) -> bool:
@@ -176,7 +178,7 @@ class Torus(Follower):
         taps, frequencies = groups[0].taps, groups[0].frequencies
         self._slices = slices(self.groups)
         # The frequencies of all groups are one tensor.
-        self._at = torch.cat([group.state["frequencies"] for group in groups])
+        self._at = joined([group.state["frequencies"] for group in groups])
         for group, own in zip(groups, self._slices, strict=True):
             group.state["frequencies"] = self._at[own]
         self._climbs = any(frequencies.reach)

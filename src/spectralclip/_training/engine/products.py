@@ -89,7 +89,7 @@ class Products(Block):
         self._peaks = [own.abs().amax((1, 2)) for own in self._stored]
         return (self._pairs[0].scale * self._peaks[0] * self._peaks[1])[:, None]
 
-    def normalize(self, unit: Tensor, bound: Tensor) -> None:
+    def normalize(self, unit: Tensor, bound: Tensor, is_finite: bool) -> None:
         self._unit, self._finite = unit, [finite(own) for own in self._stored]
         peaks = [finite(peak).clamp_min(TINY) for peak in self._peaks]
         self._size = self._pairs[0].scale * unit * peaks[0] * peaks[1]

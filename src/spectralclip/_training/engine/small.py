@@ -130,14 +130,15 @@ def multipliers(Q: Tensor, excess: Tensor, eye: Tensor, rounds: int) -> Tensor:
     step = Q.abs().sum(-1).amax(-1, keepdim=True).clamp_min(TINY).reciprocal()
     keep = torch.addcmul(eye, step[..., None], Q, value=-1)
     push = (step * excess)[..., None]
-    x = y = push.relu()
-    t = 1.0
-    for _ in range(rounds):
-        moved = torch.baddbmm(push, keep, y).relu_()
+    x = push.relu()
+    y = moved = torch.baddbmm(push, keep, x).relu_()
+    t = (1 + math.sqrt(5)) / 2
+    for _ in range(rounds - 1):
+        x, moved = moved, torch.baddbmm(push, keep, y).relu_()
         following = (1 + math.sqrt(1 + 4 * t * t)) / 2
         y = torch.lerp(x, moved, 1 + (t - 1) / following)
-        x, t = moved, following
-    return x[..., 0]
+        t = following
+    return moved[..., 0]
 
 
 def surplus(H: Tensor, eye: Tensor) -> Tensor:

@@ -71,13 +71,15 @@ class Stage:
             self._refresh()
         self.state["norm"].copy_(joined([kind.norms() for kind in self._kinds]))
 
-    def run(self, *, far: bool = False) -> list[Tensor]:
+    def run(self, *, far: bool = False, may_look: bool = False) -> list[Tensor]:
         """One step: the parameters as they are to be, in the order of `parameters()`.
 
         Args:
             far: Cut even what is far above its bound, which takes more than one step.
+            may_look: Whether a host may ask if all is finite, since nothing waits for it: then
+                weights need not be made so, which takes a tenth of the time for wide layers.
         """
-        share = self._refresh()
+        share = self._refresh(may_look)
         state, is_non_finite = self.state, self.is_non_finite
         target = (1 - state["growth"].clamp(self._headroom, self._most)) / state["lag"]
         top = joined([kind.norms() for kind in self._kinds]).clamp_min(TINY)
@@ -92,7 +94,7 @@ class Stage:
         grown = torch.maximum(TUNING.calm * state["growth"], grown)
         torch.where(is_non_finite, state["growth"], grown, out=state["growth"])
         norm = top * scale
-        norm = torch.where(touched, torch.minimum(norm, target), norm)
+        norm = torch.where(self.is_active, torch.minimum(norm, target), norm)
         torch.where(is_non_finite, state["norm"], norm, out=state["norm"])
         scale = (scale / share).masked_fill(~touched, 1)
         factor = self.bounds * touched
@@ -102,6 +104,14 @@ class Stage:
             for kind, own, part, times in parts
             for new in kind.moved(part, own.cuts * broadcast(times, own.cuts))
         ]
+
+    def part(self, group: Group, kinds: Sequence[Kind]) -> Stage:
+        """A stage of one of the groups, of these kinds, which remembers the same."""
+        own, part = self.slices[self.groups.index(group)], Stage(kinds, self._headroom)
+        part.state = {key: tensor[own] for key, tensor in self.state.items()}
+        for name in ("bounds", "is_active", "is_non_finite", "is_touched", "grown"):
+            setattr(part, name, getattr(self, name)[own])
+        return part
 
     @contextmanager
     def only(self, chosen: Tensor) -> Iterator[None]:
@@ -121,14 +131,15 @@ class Stage:
         of_groups = [(tensor, own) for group, own in pairs for tensor in group.state.values()]
         return [*of_groups, *((tensor, slice(None)) for tensor in self.state.values())]
 
-    def _refresh(self) -> Tensor:
+    def _refresh(self, may_look: bool = False) -> Tensor:
         """Refresh all vectors; the weights in units of their bounds over what was taken of them."""
         peak = largest(kernel for group in self.groups for kernel in group.read())
         is_non_finite = torch.logical_not(peak < math.inf, out=self.is_non_finite)
         share = (peak / (TAMED * self.bounds)).clamp_min(1.0).masked_fill(is_non_finite, 1)
         unit = torch.reciprocal(share * self.bounds).masked_fill(is_non_finite, 0)
+        is_finite = may_look and not is_non_finite.any()
         for group, own in zip(self.groups, self.slices, strict=True):
-            group.normalize(unit[own], self.bounds[own])
+            group.normalize(unit[own], self.bounds[own], is_finite)
         for kind in self._kinds:
             kind.refresh()
         return share

@@ -82,7 +82,7 @@ class Vectors(Group, Follower):
         }
         return image
 
-    def normalize(self, unit: Tensor, bound: Tensor) -> None:
+    def normalize(self, unit: Tensor, bound: Tensor, is_finite: bool) -> None:
         self._bound = bound[:, None]
         # What moves is made `s^(1 / degree)` times as large for a layer s times as large.
         moving = self._split(finite(self._stored) * unit[:, None] ** (1 / self.degree))
