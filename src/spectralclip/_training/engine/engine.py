@@ -141,7 +141,7 @@ class Engine:
         self._is_far = False
 
     def _step_again(self, stage: Stage) -> Iterator[list[Moved]]:
-        """Step kernels again that have grown beyond the headroom: one refresh shows a part of it."""
+        """Step kernels again that have grown beyond the headroom: one refresh shows a part."""
         jumped = (stage.grown > self._headroom).tolist()
         for group, own in zip(stage.groups, stage.slices, strict=True):
             if any(jumped[own]):
