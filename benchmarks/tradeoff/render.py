@@ -158,7 +158,8 @@ RATES = """\
 
 One rule for all: each rate is tried in one run of one epoch ({steps} steps) at the middle bound,
 with the whole schedule, on the training images without the last {held_out:,}. The rate with the
-highest accuracy on these is taken. In the table: that accuracy in percent; the rate taken is bold.
+highest accuracy on these is taken. In the table: that accuracy in percent, at each rate; what was
+taken is bold.
 """
 
 
@@ -169,24 +170,21 @@ def _rates(part: Row | None) -> str:
     for name, series in SERIES.items():
         own = {r["task"]["rate"]: r for r in part["rows"] if r["task"]["series"] == name}
         taken = part["chosen"].get(name)
-        cells = [_tried(own.get(rate), bold=rate == taken) for rate in series.rates]
-        tried = ", ".join(f"{rate:g}" for rate in series.rates)
+        cells = [_tried(rate, own.get(rate), bold=rate == taken) for rate in series.rates]
         middle = "-" if series.middle is None else f"{series.middle:g}"
-        body.append([name, series.optimizer, middle, tried, *cells])
+        body.append([name, series.optimizer, middle, *cells])
         if taken in (min(series.rates), max(series.rates)):
             at_ends.append(name)
     text = RATES.format(steps=part["steps"], held_out=part["held_out"])
-    header = ["", "optimizer", "held at", "rates", "lowest", "middle", "highest"]
+    header = ["", "optimizer", "held at", "lowest rate", "low", "high", "highest"]
     text += "\n" + table(header, body)
     if at_ends:
         text += f"\nAt an end of what was tried: {', '.join(at_ends)}.\n"
     return text
 
 
-def _tried(row: Row | None, *, bold: bool) -> str:
-    if row is None:
-        return "-"
-    text = f"{100 * row['accuracy']:.1f}"
+def _tried(rate: float, row: Row | None, *, bold: bool) -> str:
+    text = f"{rate:g}: " + ("-" if row is None else f"{100 * row['accuracy']:.1f}")
     return f"**{text}**" if bold else text
 
 

@@ -19,8 +19,8 @@ Sweep = Literal["max_lipschitz", "max_norm"]
 NETWORK_BOUNDS = (30.0, 100.0, 300.0, 1000.0, 3000.0)
 NORMED_NETWORK_BOUNDS = (1e2, 1e3, 1e4, 1e5, 1e6)
 LAYER_BOUNDS = (0.7, 1.0, 1.5, 2.5, 4.0)
-ADAM_RATES = (0.002, 0.005, 0.0125)
-SGD_RATES = (0.1, 0.2, 0.4)
+ADAM_RATES = (0.0008, 0.002, 0.005, 0.0125)
+SGD_RATES = (0.05, 0.1, 0.2, 0.4)
 
 
 @dataclass(frozen=True)
