@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from benchmarks.tradeoff.series import Series
 from experiments.data import Dataset
 from experiments.models import build
+from experiments.models.scaled import Scaled
 from spectralclip import Attachment, attach, init_at_bound_
 from spectralclip.nn import CenterNorm, ScalarBatchNorm, replace_batch_norms_
 
@@ -27,18 +28,6 @@ class Recipe:
 
 
 QUICK = Recipe(width=2, batch=32)
-
-
-class Scaled(nn.Module):
-    """A network whose scores are multiplied by a constant, which bounds of it therefore count."""
-
-    def __init__(self, network: nn.Module, scale: float) -> None:
-        super().__init__()
-        self.network, self.scale = network, scale
-
-    def forward(self, images: Tensor) -> Tensor:
-        scores: Tensor = self.scale * self.network(images)
-        return scores
 
 
 def network(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import nn
 
@@ -9,11 +11,15 @@ from experiments.models._parts import ImageData, Inputs
 from experiments.models.dla import DLA
 from experiments.models.normalize import Normalize
 from experiments.models.resnet18 import ResNet18
+from experiments.models.scaled import Scaled
 from experiments.models.small import SETTINGS, USUAL, SmallNetwork
+from spectralclip.nn import CenterNorm, ScalarBatchNorm, replace_batch_norms_
 
-__all__ = ["NAMES", "ImageData", "Inputs", "Normalize", "build"]
+__all__ = ["NAMES", "ImageData", "Inputs", "Norm", "Normalize", "build"]
 
 NAMES = ("small", "resnet18", "dla")
+Norm = Literal["batch", "center", "scalar"]
+_FITTING = {"center": CenterNorm, "scalar": ScalarBatchNorm}
 
 
 def build(
@@ -24,6 +30,8 @@ def build(
     dataset: ImageData,
     seed: int,
     setting: int | None = None,
+    norm: Norm = "batch",
+    score_scale: float = 1.0,
 ) -> nn.Module:
     """Make a network with weights from a seed. It takes pixels from 0 to 1.
 
@@ -36,6 +44,8 @@ def build(
         dataset: A `Dataset`, or `Inputs` where there is none.
         seed: For the weights; the global random state stays as it is.
         setting: Of the small network, from 1 to 4; 2, with plain zero padding, by default.
+        norm: "batch", or "center" or "scalar" for norms that fit a bound, in place of batch norms.
+        score_scale: What the scores are multiplied with, as a part of the last layer's module.
 
     Raises:
         ValueError: There is no such network.
@@ -53,5 +63,9 @@ def build(
         # The seed of the CPU alone: torch.manual_seed would set those of the other devices too.
         torch.default_generator.manual_seed(seed)
         if name == "small":
-            return SmallNetwork(dataset, width, batch_norm, setting or USUAL)
-        return (ResNet18 if name == "resnet18" else DLA)(dataset, width, batch_norm)
+            model: nn.Module = SmallNetwork(dataset, width, batch_norm, setting or USUAL)
+        else:
+            model = (ResNet18 if name == "resnet18" else DLA)(dataset, width, batch_norm)
+    if norm != "batch":
+        replace_batch_norms_(model, _FITTING[norm])
+    return model if score_scale == 1 else Scaled(model, score_scale)

@@ -13,9 +13,11 @@ from experiments import methods, models
 from experiments.attacks._numbers import not_negative, positive, whole
 from experiments.experiment import Config
 from experiments.measuring.norms import Measure
+from experiments.models import Norm
 from experiments.models.small import SETTINGS
 
 Optimizer = Literal["sgd", "adam"]
+Schedule = Literal["steps", "one_cycle"]
 Protocol = Literal["pixels", "paper", "both"]
 Attacks = Mapping[str, Mapping[str, Any]]
 Check = Callable[[str, object], None]  # of a name and its value; raises ValueError
@@ -40,11 +42,12 @@ ATTACKS: dict[str, dict[str, Check]] = {
 _NUMBERS: dict[str, Check] = {
     **dict.fromkeys(("epochs", "batch", "width"), whole),
     **dict.fromkeys(("train_images", "test_images", "lr_step"), _whole_or_none),
-    **dict.fromkeys(("lr", "lr_gamma"), positive),
+    **dict.fromkeys(("lr", "lr_gamma", "score_scale"), positive),
     **dict.fromkeys(("momentum", "weight_decay", "adam_eps"), not_negative),
     "seed": partial(whole, least=0),
 }
-_FLAGS = ("batch_norm", "augment", "channels_last", "amp")
+_FLAGS = ("batch_norm", "augment", "channels_last", "amp", "nesterov", "at_bound")
+WARM_UP = 0.2  # the share of a cycle in which the learning rate rises
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +61,22 @@ class TrainConfig:
         method: As `experiments.methods.get` has it.
         width: Channels of the network's first stage.
         batch_norm: Whether the network has batch norms.
+        norm: Of which kind: "batch", or one that fits a bound, "center" or "scalar".
+        score_scale: What the scores are multiplied with, as a part of the network.
+        at_bound: Whether weights begin orthogonal, at the bound.
         setting: Of the small network, 1 to 4; None for the others.
         max_norm: The bound of all layers; or of some by name, the others being left free.
+        max_lipschitz: The bound of the whole network, in place of it.
         train_images: How many are trained on; None for all.
         test_images: How many are tested on; None for all.
         batch: Images in a batch, over all processes.
         optimizer: "sgd" or "adam".
         lr: Its learning rate.
         momentum: Of SGD.
+        nesterov: Whether it is Nesterov's.
         weight_decay: Of both.
         adam_eps: Of Adam.
+        schedule: "steps", or "one_cycle": the rate rises from zero, and falls to zero at the end.
         lr_step: After so many epochs the learning rate is multiplied; None for never.
         lr_gamma: With this.
         augment: Crop and flip the training images.
@@ -86,16 +95,22 @@ class TrainConfig:
     method: str = "none"
     width: int = 64
     batch_norm: bool = True
+    norm: Norm = "batch"
+    score_scale: float = 1.0
+    at_bound: bool = False
     setting: int | None = None
     max_norm: float | Mapping[str, float] = 1.0
+    max_lipschitz: float | None = None
     train_images: int | None = None
     test_images: int | None = None
     batch: int = 128
     optimizer: Optimizer = "sgd"
     lr: float = 0.1
     momentum: float = 0.9
+    nesterov: bool = False
     weight_decay: float = 5e-4
     adam_eps: float = 1e-7
+    schedule: Schedule = "steps"
     lr_step: int | None = None
     lr_gamma: float = 0.1
     augment: bool = False
@@ -131,6 +146,8 @@ class TrainConfig:
             )
 
     def _check_max_norm(self) -> None:
+        if self.max_lipschitz is not None:
+            positive("max_lipschitz", self.max_lipschitz)
         if not isinstance(self.max_norm, Mapping):
             positive("max_norm", self.max_norm)
             return
@@ -156,9 +173,18 @@ class TrainConfig:
         """All settings as plain values; `TrainConfig.of` reads them back."""
         return dataclasses.asdict(self)
 
-    def rate(self, epoch: int) -> float:
-        """The learning rate in an epoch, counted from 0."""
-        return self.lr * self.lr_gamma ** (epoch // self.lr_step if self.lr_step else 0)
+    def bounds(self) -> dict[str, Any]:
+        """The bound by the name of its argument, as `attach` takes it."""
+        if self.max_lipschitz is None:
+            return {"max_norm": self.max_norm}
+        return {"max_lipschitz": self.max_lipschitz}
+
+    def rate(self, at: float) -> float:
+        """The learning rate after so many epochs."""
+        if self.schedule == "one_cycle":
+            share = at / self.epochs
+            return self.lr * min(share / WARM_UP, (1 - share) / (1 - WARM_UP))
+        return self.lr * self.lr_gamma ** (int(at) // self.lr_step if self.lr_step else 0)
 
 
 def _choices() -> dict[str, tuple[str, ...]]:
@@ -166,7 +192,9 @@ def _choices() -> dict[str, tuple[str, ...]]:
     return {
         "dataset": datasets.NAMES,
         "model": models.NAMES,
+        "norm": get_args(Norm),
         "optimizer": get_args(Optimizer),
+        "schedule": get_args(Schedule),
         "protocol": get_args(Protocol),
         "measure": get_args(Measure),
     }

@@ -92,14 +92,15 @@ def _surroundings(context: Context) -> Iterator[None]:
 def _epoch(run: Run) -> dict[str, Any]:
     """Train for one more epoch, and measure."""
     config, group, epoch = run.config, run.group, len(run.epochs)
-    for parameters in run.optimizer.param_groups:
-        parameters["lr"] = config.rate(epoch)
     run.wrapped.train()
     steps = count(config, len(run.data.train_images), group.size)
     losses, right, seen = 0.0, 0.0, 0.0
     clock = _clock(group.device)
     start = clock()
     for index, batch in enumerate(batches(run.data, config, epoch, group.size)):
+        # A cycle begins above zero, and its last step is not one of length zero.
+        for parameters in run.optimizer.param_groups:
+            parameters["lr"] = config.rate(epoch + (index + 0.5) / steps)
         loss, hits, images = _step(run, *batch, f"epoch {epoch + 1}, batch {index + 1}")
         losses, right, seen = losses + loss, right + hits, seen + images
         run.say((epoch + (index + 1) / steps) / config.epochs * _training_share(config), "training")

@@ -14,11 +14,11 @@ from experiments import data as datasets
 from experiments import methods, models
 from experiments.experiment import Context
 from experiments.measuring.norms import layers_to_measure
-from experiments.training.batches import pixels
+from experiments.training.batches import generator, pixels
 from experiments.training.checkpoint import Checkpoint
 from experiments.training.config import TrainConfig
 from experiments.training.process_group import ProcessGroup
-from spectralclip import Attachment, FoundLayer, attach
+from spectralclip import Attachment, FoundLayer, attach, init_at_bound_
 
 
 @dataclass
@@ -104,6 +104,8 @@ def prepared(config: TrainConfig, context: Context, group: ProcessGroup) -> Run:
         config.model,
         width=config.width,
         batch_norm=config.batch_norm,
+        norm=config.norm,
+        score_scale=config.score_scale,
         dataset=data,
         seed=config.seed,
         setting=config.setting,
@@ -112,13 +114,16 @@ def prepared(config: TrainConfig, context: Context, group: ProcessGroup) -> Run:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model = group.with_common_statistics(model)
     example = pixels(data.train_images[:2], config, group.device)
+    if config.at_bound:
+        start = generator(config.seed, "start")
+        init_at_bound_(model, example, generator=start, **config.bounds())
     # All of these while the model is plain: methods may rename what it is made of.
     parameters = sum(parameter.numel() for parameter in model.parameters())
     layers = layers_to_measure(model, example, config.measure)
     at_the_end = layers or layers_to_measure(model, example, "layers")
     optimizer = _optimizer(model, config)
     attachments = [
-        attach(model, optimizer, example, method=method, max_norm=config.max_norm, seed=config.seed)
+        attach(model, optimizer, example, method=method, seed=config.seed, **config.bounds())
         for method in methods.get(config.method, batch_norm=config.batch_norm)
     ]
     return Run(
@@ -140,4 +145,6 @@ def _optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     parameters, decay = model.parameters(), config.weight_decay
     if config.optimizer == "adam":
         return torch.optim.Adam(parameters, config.lr, eps=config.adam_eps, weight_decay=decay)
-    return torch.optim.SGD(parameters, config.lr, config.momentum, weight_decay=decay)
+    return torch.optim.SGD(
+        parameters, config.lr, config.momentum, weight_decay=decay, nesterov=config.nesterov
+    )

@@ -12,6 +12,7 @@ from experiments.data import load
 from experiments.models import Inputs, dla, resnet18
 from experiments.models.normalize import Normalize
 from spectralclip import find_layers
+from spectralclip.nn import CenterNorm
 
 COLOUR = Inputs(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
 DIGITS = Inputs((1, 28, 28), (0.0,), (1.0,))
@@ -284,3 +285,20 @@ def test_models_learn_synthetic_images(name: str) -> None:
         optimizer.step()
         losses.append(loss.item())
     assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
+
+
+def test_norms_that_fit_a_bound_take_the_place_of_batch_norms() -> None:
+    model = models.build(
+        "resnet18", width=2, batch_norm=True, norm="center", dataset=COLOUR, seed=0
+    )
+    kinds = Counter(type(module) for module in model.modules())
+    assert kinds[CenterNorm] == 20 and not kinds[nn.BatchNorm2d]
+
+
+def test_scores_are_multiplied_within_the_network() -> None:
+    plain = models.build("resnet18", width=2, batch_norm=False, dataset=COLOUR, seed=0)
+    scaled = models.build(
+        "resnet18", width=2, batch_norm=False, score_scale=8.0, dataset=COLOUR, seed=0
+    )
+    images = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(scaled(images), 8 * plain(images))

@@ -53,6 +53,10 @@ def changed_attack(name: str, **changes: object) -> dict[str, Any]:
         ({"max_norm": -1}, "max_norm must be a finite number above 0"),
         ({"max_norm": {"conv": 1, "linear": -1}}, "max_norm of layer 'linear' must be"),
         ({"max_norm": {}}, "max_norm must name at least one layer"),
+        ({"max_lipschitz": 0}, "max_lipschitz must be a finite number above 0"),
+        ({"score_scale": 0}, "score_scale must be a finite number above 0"),
+        ({"schedule": "cosine"}, "schedule must be one of"),
+        ({"norm": "layer"}, "norm must be one of"),
         ({"batch_norm": 1}, "batch_norm must be True or False"),
         ({"amp": None}, "amp must be True or False"),
         (changed_attack("pgd", eps=-1), "eps of attack 'pgd' must be"),
@@ -96,3 +100,14 @@ def test_the_rate_follows_torch_for_the_papers_recipes(dataset: str) -> None:
         schedule.step()
     with pytest.raises(ValueError, match="no recipe"):
         recipe("imagenet")
+
+
+def test_a_cycle_rises_for_a_fifth_and_falls_to_zero() -> None:
+    config = TrainConfig.of({**CONFIG, "epochs": 10, "lr": 0.5, "schedule": "one_cycle"})
+    assert [config.rate(at) for at in (0, 1, 2, 6, 10)] == pytest.approx([0, 0.25, 0.5, 0.25, 0])
+
+
+def test_a_bound_of_the_network_takes_the_place_of_those_of_layers() -> None:
+    assert TrainConfig.of({**CONFIG, "max_norm": 2.0}).bounds() == {"max_norm": 2.0}
+    config = TrainConfig.of({**CONFIG, "max_lipschitz": 30.0})
+    assert config.bounds() == {"max_lipschitz": 30.0}

@@ -53,6 +53,16 @@ def test_the_loop_is_the_usual_one(changes: dict[str, Any], tmp_path: Path) -> N
     assert found["norms"] == pytest.approx(true_norms(model, layers), rel=1e-4)
 
 
+def test_a_network_is_held_from_an_orthogonal_start(tmp_path: Path) -> None:
+    """Its constant, by rules: the scale of the scores times the norms along the chain."""
+    changes = {"max_lipschitz": 20.0, "at_bound": True, "score_scale": 4.0, "norm": "center"}
+    cycle = {"schedule": "one_cycle", "nesterov": True, "attacks": None}
+    found = begun(tmp_path, method="spectral_clip", **changes, **cycle)["result"]
+    assert sorted(found["layers"]) == ["network.conv", "network.linear"]
+    product = found["final_norms"]["network.conv"] * found["final_norms"]["network.linear"]
+    assert 0.5 * 20 < 4 * product <= 20 * (1 + 1e-6)
+
+
 def test_an_epoch_has_every_image_once_in_an_order_of_its_own() -> None:
     data = subset(load("digits"), 48, 40)
     config = TrainConfig.of({**CONFIG, "augment": False})
