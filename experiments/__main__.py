@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,7 @@ import typer
 from experiments import data as datasets
 from experiments import registry
 from experiments.display import display
-from experiments.engine import schedule
+from experiments.engine import duration, schedule
 from experiments.engine.device import require_device
 from experiments.engine.local import LocalEngine
 from experiments.engine.ray import RayEngine
@@ -101,6 +102,14 @@ def run(
     retries: Annotated[
         int, typer.Option(min=0, help="How often a run that fails is begun again.")
     ] = 2,
+    time: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="TIME",
+            help="Stop after so long, as 150m or 2h: the same command goes on from there.",
+        ),
+    ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Of each run.")] = 1,
     device: Annotated[str, typer.Option(help="Of each run, as cpu or cuda.")] = "cpu",
 ) -> None:
@@ -108,6 +117,7 @@ def run(
     wanted: Scale = scale.value
     # A cluster may have GPUs where this machine has none.
     require_device(device, here=engine is Engines.local)
+    seconds = _seconds(time)
     store = Store(results_folder(results, wanted))
     folder = _data_folder(data)
     cells = _chosen(registry.cells(names, wanted, context.obj), only or [])
@@ -124,7 +134,9 @@ def run(
 
     by = _engine(engine, workers, threads, device)
     with display(len(cells)) as shown:
-        summary = schedule.run(cells, store, by, shown, task, retries=retries, note=note)
+        summary = schedule.run(
+            cells, store, by, shown, task, retries=retries, seconds=seconds, note=note
+        )
     _tell(summary, store)
     if summary.failed:
         raise typer.Exit(FAILED)
@@ -172,6 +184,15 @@ def _run(args: list[str], package: str) -> int:
     command: Any = typer.main.get_command(app)
     name = f"python -m {package}"
     return int(command.main(args, prog_name=name, standalone_mode=False, obj=package) or FINE)
+
+
+def _seconds(given: str | None) -> float:
+    if given is None:
+        return math.inf
+    try:
+        return duration.seconds(given)
+    except ValueError as error:
+        raise Problem(f"--for: {error}") from error
 
 
 def _data_folder(given: Path | None) -> Path:
@@ -224,7 +245,8 @@ def _tell(summary: schedule.Summary, store: Store) -> None:
         times = "1 attempt" if failure.attempts == 1 else f"{failure.attempts} attempts"
         note(f"failed: {key}: {failure.line} ({times}; see {failure.log})")
     stored, found, failed = len(summary.stored), len(summary.found), len(summary.failed)
-    print(f"{store.folder}: {stored} runs stored, {found} were there, {failed} failed.")
+    left = f", {len(summary.left)} left for want of time" if summary.left else ""
+    print(f"{store.folder}: {stored} runs stored, {found} were there, {failed} failed{left}.")
 
 
 if __name__ == "__main__":

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common.pages import page_file, picture_file, write
 from benchmarks.common.runs import load, results_file
+from experiments.engine.duration import seconds
 
 Results = dict[str, Any]
 
@@ -33,10 +33,10 @@ def add_run_options(parser: argparse.ArgumentParser, names: str) -> None:
 
 def seconds_of(text: str) -> float:
     """A time such as 150m, in seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"expected a time such as 150m, 2h or 90s, got {text!r}.")
-    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def only(given: str | None, known: Collection[str]) -> list[str]:

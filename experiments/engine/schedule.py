@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,10 +31,11 @@ class Failure:
 
 @dataclass
 class Summary:
-    """What became of the runs, by their names."""
+    """What became of the runs, by their names; those left had no time."""
 
     stored: list[str] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
     failed: dict[str, Failure] = field(default_factory=dict)
 
 
@@ -44,6 +47,7 @@ def run(
     make_task: Callable[[Cell], Task],
     *,
     retries: int = 2,
+    seconds: float = math.inf,
     note: Callable[[str], None] = lambda text: None,
 ) -> Summary:
     """Do those runs that are not stored yet, and store them.
@@ -59,14 +63,16 @@ def run(
         display: Is told what happens.
         make_task: What the engine is given for a run.
         retries: How often one that has failed is begun again.
+        seconds: After which all is stopped; what ran then can be taken up from its checkpoints.
         note: Is told for whom all runs wait.
 
     Returns:
         What became of them.
     """
     schedule = _Schedule(cells, store, engine, display, make_task, retries, note)
+    end = time.monotonic() + seconds
     try:
-        while schedule.waiting or schedule.running:
+        while (schedule.waiting or schedule.running) and time.monotonic() < end:
             schedule.fill()
             if schedule.running or schedule.waiting:
                 for event in engine.events(_TICK):
@@ -134,7 +140,8 @@ class _Schedule:
         self._leave_room()
 
     def release(self) -> None:
-        """Give up all locks."""
+        """Give up all locks, and take note of what is not done."""
+        self.summary.left = [*self.running, *self.waiting]
         for _, lock in self.running.values():
             lock.release()
         self.running.clear()

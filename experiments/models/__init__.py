@@ -19,7 +19,10 @@ __all__ = ["NAMES", "ImageData", "Inputs", "Norm", "Normalize", "build"]
 
 NAMES = ("small", "resnet18", "dla")
 Norm = Literal["batch", "center", "scalar"]
-_FITTING = {"center": CenterNorm, "scalar": ScalarBatchNorm}
+_FITTING: dict[str, type[CenterNorm] | type[ScalarBatchNorm]] = {
+    "center": CenterNorm,
+    "scalar": ScalarBatchNorm,
+}
 
 
 def build(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -80,10 +81,18 @@ class Study:
         engine: Engine | None = None,
         retries: int = 2,
         note: Callable[[str], None] = lambda text: None,
+        seconds: float = math.inf,
     ) -> schedule.Summary:
         engine = engine or LocalEngine(workers=2)
         return schedule.run(
-            cells, self.store, engine, self.notes, self.task, retries=retries, note=note
+            cells,
+            self.store,
+            engine,
+            self.notes,
+            self.task,
+            retries=retries,
+            seconds=seconds,
+            note=note,
         )
 
     def task(self, cell: Cell) -> Task:

@@ -49,6 +49,15 @@ def test_what_is_noted_of_a_run(study: Study) -> None:
     assert study.notes.of("said")[0] == ["fine-0", 0.25, "step 0"]
 
 
+def test_what_there_was_no_time_for_is_done_by_the_next_command(study: Study) -> None:
+    cells = cells_of("figure_fine")
+    summary = study.run(cells, seconds=0.0)
+    assert (summary.stored, summary.found) == ([], [])
+    assert sorted(map(label, summary.left)) == sorted(label(cell.id) for cell in cells)
+    assert study.run(cells).left == []
+    assert study.totals("figure_fine") == expected(cells)
+
+
 class Recorder:
     """An engine that does each run in the next look at it, and notes which ran side by side."""
 
