@@ -18,7 +18,7 @@ Scale = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "laptop", "paper")
 Config = Mapping[str, Any]  # all that the result depends on, the seed included
 Result = dict[str, Any]
-VerdictKind = Literal["reproduced", "not at this scale", "contradicted"]
+VerdictKind = Literal["reproduced", "contradicted", "not at this scale", "not run"]
 
 
 @dataclass(frozen=True)

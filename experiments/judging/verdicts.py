@@ -7,8 +7,9 @@ difference between two methods, seed by seed. The rule, for all claims alike:
   for their number is needed.
 - **contradicted**: some question's interval lies below zero, at a level of 1 - 0.05 / m for m
   questions, because one of many would be found below zero by chance.
-- **not at this scale**: neither, or a run that the claim needs is missing, or there are fewer than
-  two seeds and thus no interval at all.
+- **not run**: neither, and of some question there is no run.
+- **not at this scale**: none of these; there may be fewer than two seeds and thus no interval at
+  all.
 
 No standard deviation is taken to be smaller than one image of those counted.
 """
@@ -25,7 +26,8 @@ from experiments.judging import statistics
 
 RULE = (
     "Reproduced if every 95 % interval over seeds lies above zero; contradicted if one lies below "
-    "zero, its level corrected for the number of comparisons; otherwise not at this scale."
+    "zero, its level corrected for the number of comparisons; not run where runs are missing; "
+    "otherwise not at this scale."
 )
 SHOWN = 3  # questions named in a reason
 
@@ -71,7 +73,7 @@ class Question:
 def judge(questions: Sequence[Question]) -> Verdict:
     """The verdict on a claim which says that every question's number is above zero."""
     if not questions:
-        return Verdict("not at this scale", "No runs to judge by.")
+        return Verdict("not run", "No runs to judge by.")
     missing = [question for question in questions if not question.values]
     asked = [question for question in questions if question.values]
     level = 1 - (1 - statistics.LEVEL) / len(questions)
@@ -81,7 +83,7 @@ def judge(questions: Sequence[Question]) -> Verdict:
     if below:
         return Verdict("contradicted", f"Below {zero} in {_listed(below, len(questions))}")
     if missing:
-        return Verdict("not at this scale", f"No runs for {_names(missing)}.")
+        return Verdict("not run", f"No runs for {_names(missing)}.")
     above = [question for question in asked if question.interval().is_above_zero]
     if len(above) == len(questions):
         listed = _listed(_weakest(above), len(questions))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from experiments.experiment import Chart, Table
+from experiments.experiment import Chart, Table, VerdictKind
 from experiments.report import _charts
 from experiments.report._markdown import METHOD, claim_row
 from experiments.report._page import HEADER, Judged, Page, Part
@@ -17,7 +17,12 @@ from spectralclip.report._render import missing
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
 
-CLASSES = {"reproduced": "good", "contradicted": "bad", "not at this scale": "open"}
+CLASSES: dict[VerdictKind, str] = {
+    "reproduced": "good",
+    "contradicted": "bad",
+    "not at this scale": "open",
+    "not run": "open",
+}
 
 
 def render(page: Page, drawings: Mapping[str, str]) -> str:

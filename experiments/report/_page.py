@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, get_args
 
 from experiments.engine.surroundings import DIRTY
 from experiments.engine.work import error_line
@@ -19,9 +19,10 @@ from experiments.experiment import (
     Section,
     Table,
     Verdict,
+    VerdictKind,
 )
 
-NO_RUNS = Verdict("not at this scale", "There are no runs yet.")
+NO_RUNS = Verdict("not run", "There are no runs yet.")
 PAPER_TITLE = "The paper's tables and figures, run again"
 _NUMBERS = (
     "Every number below comes from the JSON file of a run. A caption tells the scale, the images, "
@@ -107,8 +108,8 @@ class Page:
     def counts(self) -> str:
         """How many claims got which verdict."""
         kinds: list[str] = [judged.verdict.kind for judged in self.judged()]
-        words = ("reproduced", "contradicted", "not at this scale")
-        return f"{len(kinds)} claims: " + ", ".join(f"{kinds.count(w)} {w}" for w in words) + "."
+        counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in get_args(VerdictKind))
+        return f"{len(kinds)} claims: {counts}."
 
     def runs(self) -> Table:
         """How much of each experiment has been run, how long it took, on what, by which code."""

@@ -122,8 +122,8 @@ def test_no_runs_or_few_are_reported_as_such(name, tmp_path):
     for one in TABLES.values():
         fill(store, one, "smoke")
     few = [record for one in TABLES for record in store.records(one, "smoke")]
-    for records in ([], few):
-        assert {claim.judge(records).kind for claim in experiment.claims} == {"not at this scale"}
+    for records, kinds in (([], {"not run"}), (few, {"not run", "not at this scale"})):
+        assert {claim.judge(records).kind for claim in experiment.claims} <= kinds
         assert len(experiment.section(records).blocks) >= 4
 
 

@@ -120,12 +120,12 @@ def test_chance_alone_seldom_contradicts():
 
 
 def test_one_seed_or_none_cannot_judge():
-    assert judge([]).kind == "not at this scale"
+    assert judge([]).kind == "not run"
     alone = judge([Question("gouk", [0.4])])
     assert alone.kind == "not at this scale" and "no interval" in alone.reason
     good = Question("miyato", [0.4, 0.41, 0.4])
     partly = judge([good, Question("gouk", [])])
-    assert partly.kind == "not at this scale" and "gouk" in partly.reason
+    assert partly.kind == "not run" and "gouk" in partly.reason
 
 
 def test_a_contradiction_stands_even_where_runs_are_missing():
