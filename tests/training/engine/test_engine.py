@@ -64,5 +64,5 @@ def test_a_jump_takes_more_than_one_step(monkeypatch: pytest.MonkeyPatch) -> Non
     with torch.no_grad():
         network[JUMPED].weight.add_(torch.randn(network[JUMPED].weight.shape))
     attachment.step()
-    assert runs[1] == ("0", "1", "2") and set(runs[2:]) == {("0", "1")}
+    assert runs[1] == ("0", "1", "2") and set(runs[2:]) == {("0",)}
     assert dense_norm(network[JUMPED], (4, 9, 9)) <= 1.01

@@ -84,8 +84,22 @@ def stages_of(
                 taken.append([])
             stages[at].setdefault(member.key, []).append(member)
             taken[at] += own
-    made = [[own[0].make([m.part for m in own]) for own in stage.values()] for stage in stages]
+    made = [[_grouped(own) for own in stage.values()] for stage in stages]
     return [Stage(kinds_of(groups), headroom) for groups in made]
+
+
+def _grouped(members: Sequence[Member]) -> Group:
+    make = members[0].make
+    group = make([member.part for member in members])
+
+    def alone(index: int) -> Group:
+        single, k = make([members[index].part]), group.kernels
+        own = slice(k * index, k * (index + 1))
+        single.state = {key: tensor[own] for key, tensor in group.state.items()}
+        return single
+
+    group.alone = alone
+    return group
 
 
 def _meet(own: Sequence[Place], others: Sequence[Place]) -> bool:

@@ -81,7 +81,7 @@ class Engine:
         self._bounds: dict[str, float] = {}
         self._active: set[str] = set()
         self._is_far, self._headroom = False, headroom
-        self._parts: dict[Group, Stage] = {}
+        self._parts: dict[Place, Stage] = {}
         self._places: dict[str, list[Place]] = {}
         for stage in self._stages:
             for group, own in zip(stage.groups, stage.slices, strict=True):
@@ -141,15 +141,15 @@ class Engine:
         self._is_far = False
 
     def _step_again(self, stage: Stage) -> Iterator[list[Moved]]:
-        """Step kernels again that have grown beyond the headroom: one refresh shows a part."""
+        """Step layers again that have grown beyond the headroom: one refresh shows a part."""
         jumped = (stage.grown > self._headroom).tolist()
-        for group, own in zip(stage.groups, stage.slices, strict=True):
-            if any(jumped[own]):
-                if group not in self._parts:
-                    self._parts[group] = stage.part(group, kinds_of([group]))
-                part = self._parts[group]
-                with part.only(part.grown > self._headroom):
-                    values = part.run(may_look=True)
+        for place in (place for own in self._places.values() for place in own):
+            if place.stage is stage and any(jumped[place.own]):
+                if place not in self._parts:
+                    alone = kinds_of([place.group.alone(place.index)])
+                    self._parts[place] = stage.part(place.own, alone)
+                part = self._parts[place]
+                values = part.run(may_look=True)
                 yield _written(part, values, selective=True)
 
     @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -23,6 +23,7 @@ class Group(ABC):
         degree: Of the layer in what moves: it is multiplied with `s^degree` where that is with s.
         state: What is remembered from step to step, each `(kernels of all layers, ...)`.
         is_seen_whole: Whether one look shows all, even of weights that have been replaced.
+        alone: One of the layers as a group, which remembers the same of it.
     """
 
     names: tuple[str, ...]
@@ -30,6 +31,7 @@ class Group(ABC):
     state: dict[str, Tensor]
     degree: float = 1.0
     is_seen_whole: bool = False
+    alone: Callable[[int], Group]
 
     @abstractmethod
     def parameters(self) -> list[list[Tensor]]:

@@ -7,8 +7,7 @@ that it runs on the meta device, compiles as one graph, and never makes a host w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import final
 
 import torch
@@ -105,31 +104,13 @@ class Stage:
             for new in kind.moved(part, own.cuts * broadcast(times, own.cuts))
         ]
 
-    def part(self, group: Group, kinds: Sequence[Kind]) -> Stage:
-        """A stage of one of the groups, of these kinds, which remembers the same."""
-        own, part = self.slices[self.groups.index(group)], Stage(kinds, self._headroom)
+    def part(self, own: slice, kinds: Sequence[Kind]) -> Stage:
+        """A stage of some of the kernels, of these kinds, which remembers the same of them."""
+        part = Stage(kinds, self._headroom)
         part.state = {key: tensor[own] for key, tensor in self.state.items()}
         for name in ("bounds", "is_active", "is_non_finite", "is_touched", "grown"):
             setattr(part, name, getattr(self, name)[own])
         return part
-
-    @contextmanager
-    def only(self, chosen: Tensor) -> Iterator[None]:
-        """Let a step go for some of the kernels: of the others all is as it was, bit for bit."""
-        active, remembered = self.is_active.clone(), self._remembered()
-        before = [tensor.clone() for tensor, _ in remembered]
-        self.is_active.logical_and_(chosen)
-        yield
-        self.is_active.copy_(active)
-        self.grown.mul_(chosen)
-        for (tensor, own), old in zip(remembered, before, strict=True):
-            tensor.copy_(torch.where(broadcast(chosen[own], tensor), tensor, old))
-
-    def _remembered(self) -> list[tuple[Tensor, slice]]:
-        """All that is kept from step to step, and of which kernels each tensor is."""
-        pairs = zip(self.groups, self.slices, strict=True)
-        of_groups = [(tensor, own) for group, own in pairs for tensor in group.state.values()]
-        return [*of_groups, *((tensor, slice(None)) for tensor in self.state.values())]
 
     def _refresh(self, may_look: bool = False) -> Tensor:
         """Refresh all vectors; the weights in units of their bounds over what was taken of them."""
@@ -160,7 +141,8 @@ class Stage:
 
     def norms(self) -> Tensor:
         """The norm of each kernel as it is now, for the host; nothing is remembered of the look."""
-        states = [tensor for tensor, _ in self._remembered()]
+        kept = [self.state, *(group.state for group in self.groups)]
+        states = [tensor for state in kept for tensor in state.values()]
         before = [tensor.clone() for tensor in states]
         for _ in range(REFRESHES):
             share = self._refresh()
