@@ -80,7 +80,7 @@ def test_the_smoke_scale_of_everything(tmp_path: Path, monkeypatch: pytest.Monke
         if name.startswith("table")
         for claim in one.claims
     ]
-    assert set(verdicts) == {"not at this scale"}
+    assert set(verdicts) <= {"not at this scale", "not run"}
     # What is finished is never repeated.
     assert main(["run", "table_dla", "--results", str(results)]) == 0
 
