@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from benchmarks.tradeoff.series import Series
 from experiments.data import Dataset
 from experiments.models import build
+from experiments.models.layout import layout
 from experiments.models.scaled import Scaled
 from spectralclip import Attachment, attach, init_at_bound_
 from spectralclip.nn import CenterNorm, ScalarBatchNorm, replace_batch_norms_
@@ -46,16 +47,6 @@ def network(
         init_at_bound_(scaled, example(dataset), generator=generator, **bounds)
     found: nn.Module = scaled
     return found
-
-
-def layout(width: int) -> torch.memory_format:
-    """Channels last, which is faster, where the first strided 1x1 convolution fills a block.
-
-    With fewer channels in this layout, its backward pass writes past the memory of oneDNN
-    (uxlfoundation/oneDNN#6035): the process dies, or goes on with wrong numbers.
-    """
-    block = 16 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 8
-    return torch.channels_last if width >= block else torch.contiguous_format
 
 
 def bounds_of(series: Series, bound: float | None) -> dict[str, Any]:

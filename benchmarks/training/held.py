@@ -44,6 +44,7 @@ SEEDED = (FASTCLIP, SCALE, OURS)  # with SGD and three seeds; all else with one
 SETTLED = 0.05  # the share of the steps that does not count
 LAST = 50  # steps over which the loss is averaged
 RATES = (0.002, 0.01)
+LEAST = 0.97  # times the bound: below it, a layer would be held too low
 FAST_RATES = (0.05, 0.1)  # learning rates of ResNet-18
 
 
@@ -77,7 +78,7 @@ class HeldRow:
     norm_first: float | None  # the largest within the first 5 %
     norm_median: float | None  # over the readings after those, of the largest
     norm_p90: float | None
-    norm_least: float | None
+    norm_least: float | None  # of a convolution by itself: of what it does on a larger torus
     loss: float | None  # mean over the last 50 steps
     num_matvecs: float  # a step and layer; 0 where they are not counted
     accuracy: float | None  # on test images, in percent
@@ -234,6 +235,7 @@ class _Watch:
         self._oracle = TrackedNorms(layers, task.seed)
         self._attachment = attached(task.method, model, example, optimizer, seed=task.seed)
         self._readings: list[tuple[int, float, str]] = []
+        self._model, self._lows = model, list[float]()
         self._errors: list[float] = []
 
     def follow(self) -> None:
@@ -244,9 +246,23 @@ class _Watch:
         # One step before FastClip clips.
         if (step + 1) % self._task.every == 0 or step == self._task.steps:
             self._readings.append((step, *self._oracle.largest()))
+            if self._task.rate is not None and step > SETTLED * self._task.steps:
+                self._lows.append(self._low(self._readings[-1][1]))
         ours = self._task.method in (OURS, OURS_COMPOSED)
         if ours and step in (self._task.steps // 2, self._task.steps):
             self._errors.append(self._oracle.disagreement())
+
+    def _low(self, norm: float) -> float:
+        """A norm, or where that is low, the one that a zero-padded layer is held by.
+
+        It is a part of the same kernel on a torus that is larger by its padding, and never above.
+        """
+        if self._task.method != OURS or norm >= LEAST:
+            return norm
+        weight = next(p for p in self._model.parameters() if p.ndim == 4).detach()
+        side = {**ALONE, **QUICK_ALONE}[self._task.model][1] + weight.shape[-1] - 1
+        symbols = torch.fft.rfft2(weight, s=(side, side)).permute(2, 3, 0, 1).flatten(0, 1)
+        return math.sqrt(float(torch.linalg.eigvalsh(symbols @ symbols.mH).max()))
 
     def row(self, loss: float | None, accuracy: Callable[[], float] | None) -> HeldRow:
         settled = SETTLED * self._task.steps
@@ -269,7 +285,7 @@ class _Watch:
             norm_first=_finite(max(first)) if first else None,
             norm_median=_finite(statistics.median(norms)),
             norm_p90=_finite(norms[math.ceil(0.9 * len(norms)) - 1]),
-            norm_least=_finite(norms[0]),
+            norm_least=_finite(min(self._lows, default=norms[0])),
             loss=loss,
             num_matvecs=spent,
             accuracy=before,

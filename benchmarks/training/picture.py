@@ -67,11 +67,14 @@ def _draw_overheads(axes: Any, rows: list[Row]) -> None:
     width = 0.8 / len(methods)
     for index, method in enumerate(methods):
         chosen = {(row["model"], row["batch"]): row for row in rows if row["method"] == method}
-        heights = [100 * chosen[group]["overhead"] for group in groups]
+        lengths = [100 * chosen[group]["overhead"] for group in groups]
         places = [place + (index - (len(methods) - 1) / 2) * width for place in range(len(groups))]
-        bars = axes.bar(places, heights, 0.9 * width, color=COLORS[method], label=method)
-        axes.bar_label(bars, fmt="%.1f", fontsize=8, padding=2)
-    axes.set_xticks(range(len(groups)), [f"{model}\nbatch {batch}" for model, batch in groups])
-    axes.tick_params(axis="x", labelsize=9)
-    axes.set_title("work after a step, in % of the step's time", fontsize=10)
-    axes.legend(frameon=False, fontsize=9)
+        bars = axes.barh(places, lengths, 0.9 * width, color=COLORS[method], label=method)
+        axes.bar_label(bars, fmt="%.3g", fontsize=8, padding=2)
+    axes.set_xscale("log")
+    axes.set_xlim(right=2 * axes.get_xlim()[1])
+    axes.set_yticks(range(len(groups)), [f"{model}\nbatch {batch}" for model, batch in groups])
+    axes.tick_params(axis="y", labelsize=9)
+    axes.invert_yaxis()
+    axes.set_title("work after a step, in % of the step's time (log scale)", fontsize=10)
+    axes.legend(frameon=False, fontsize=9, loc="lower right")

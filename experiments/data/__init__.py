@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from experiments.data import cifar10, mnist, synthetic
-from experiments.data._dataset import Dataset, subset
+from experiments.data._dataset import Dataset, held_out, subset
 from experiments.data._files import DataDamaged, DataMissing
 from experiments.data.augment import crop_and_flip
 from spectralclip.demo import load_digits
@@ -23,6 +23,7 @@ __all__ = [
     "crop_and_flip",
     "data_folder",
     "fetch",
+    "held_out",
     "load",
     "needed",
     "subset",

@@ -68,6 +68,26 @@ def subset(
     )
 
 
+def held_out(dataset: Dataset, count: int) -> Dataset:
+    """The last training images in place of those to test with; all as it is for a count of zero.
+
+    Raises:
+        ValueError: There are not as many images.
+    """
+    images, labels = dataset.train_images, dataset.train_labels
+    if not 0 <= count < len(labels):
+        raise ValueError(f"expected to hold out fewer than {len(labels)} images, got {count}.")
+    if not count:
+        return dataset
+    return replace(
+        dataset,
+        train_images=images[:-count],
+        train_labels=labels[:-count],
+        test_images=images[-count:],
+        test_labels=labels[-count:],
+    )
+
+
 def _balanced(labels: Tensor, count: int | None, seed: int | None, what: str) -> Tensor | slice:
     if count is None:
         return slice(None)

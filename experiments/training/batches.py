@@ -27,8 +27,7 @@ def generator(*origin: object) -> torch.Generator:
 
 def pixels(images: Tensor, config: TrainConfig, device: torch.device) -> Tensor:
     """Bytes as the model takes them: floating point numbers in [0, 1]."""
-    layout = torch.channels_last if config.channels_last else torch.contiguous_format
-    return images.to(device).to(torch.float32, memory_format=layout) / 255
+    return images.to(device).to(torch.float32, memory_format=config.layout) / 255
 
 
 def count(config: TrainConfig, images: int, processes: int) -> int:

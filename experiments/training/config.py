@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
+import torch
+
 from experiments import data as datasets
 from experiments import methods, models
 from experiments.attacks._numbers import not_negative, positive, whole
 from experiments.experiment import Config
 from experiments.measuring.norms import Measure
 from experiments.models import Norm
+from experiments.models.layout import layout
 from experiments.models.small import SETTINGS
 
 Optimizer = Literal["sgd", "adam"]
@@ -44,7 +47,7 @@ _NUMBERS: dict[str, Check] = {
     **dict.fromkeys(("train_images", "test_images", "lr_step"), _whole_or_none),
     **dict.fromkeys(("lr", "lr_gamma", "score_scale"), positive),
     **dict.fromkeys(("momentum", "weight_decay", "adam_eps"), not_negative),
-    "seed": partial(whole, least=0),
+    **dict.fromkeys(("seed", "held_out"), partial(whole, least=0)),
 }
 _FLAGS = ("batch_norm", "augment", "channels_last", "amp", "nesterov", "at_bound")
 WARM_UP = 0.2  # the share of a cycle in which the learning rate rises
@@ -69,6 +72,7 @@ class TrainConfig:
         max_lipschitz: The bound of the whole network, in place of it.
         train_images: How many are trained on; None for all.
         test_images: How many are tested on; None for all.
+        held_out: How many of the training images are tested with in place of the test images.
         batch: Images in a batch, over all processes.
         optimizer: "sgd" or "adam".
         lr: Its learning rate.
@@ -84,7 +88,7 @@ class TrainConfig:
         attacks: By name ("pgd", "cw"), their settings; None for no attack.
         protocol: Of the attacks; "both" reports the paper's beside that on pixels.
         measure: Whose true norms are taken after each epoch.
-        channels_last: The layout of images and weights in memory; often faster on GPUs.
+        channels_last: The layout of images and weights in memory, where it is safe; often faster.
         amp: Compute forward passes in bfloat16 where that is safe. Results differ by more than
             rounding then, so that no grid of the study does.
     """
@@ -103,6 +107,7 @@ class TrainConfig:
     max_lipschitz: float | None = None
     train_images: int | None = None
     test_images: int | None = None
+    held_out: int = 0
     batch: int = 128
     optimizer: Optimizer = "sgd"
     lr: float = 0.1
@@ -178,6 +183,11 @@ class TrainConfig:
         if self.max_lipschitz is None:
             return {"max_norm": self.max_norm}
         return {"max_lipschitz": self.max_lipschitz}
+
+    @property
+    def layout(self) -> torch.memory_format:
+        """Of images and weights."""
+        return layout(self.width) if self.channels_last else torch.contiguous_format
 
     def rate(self, at: float) -> float:
         """The learning rate after so many epochs."""

@@ -98,7 +98,7 @@ class Run:
 
 def prepared(config: TrainConfig, context: Context, group: ProcessGroup) -> Run:
     """A run at its beginning: data, network, optimizer and methods."""
-    loaded = datasets.load(config.dataset, context.data)
+    loaded = datasets.held_out(datasets.load(config.dataset, context.data), config.held_out)
     data = datasets.subset(loaded, config.train_images, config.test_images, seed=config.seed)
     model = models.build(
         config.model,
@@ -110,8 +110,7 @@ def prepared(config: TrainConfig, context: Context, group: ProcessGroup) -> Run:
         seed=config.seed,
         setting=config.setting,
     ).to(group.device)
-    if config.channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = model.to(memory_format=config.layout)  # type: ignore[call-overload]
     model = group.with_common_statistics(model)
     example = pixels(data.train_images[:2], config, group.device)
     if config.at_bound:

@@ -18,10 +18,11 @@ from benchmarks.common.training_runs import Found
 from benchmarks.tradeoff import rates
 from benchmarks.tradeoff.cells import SEEDS, core_hours, order, step_seconds, tasks
 from benchmarks.tradeoff.curves import NOT_RUN, Point, figures, most_pgd
-from benchmarks.tradeoff.recipe import QUICK, Recipe, finish, layout, network
+from benchmarks.tradeoff.recipe import QUICK, Recipe, finish, network
 from benchmarks.tradeoff.render import render
 from benchmarks.tradeoff.series import NORMED, PLAIN, SERIES
 from benchmarks.tradeoff.training import Task, Training
+from experiments.models.layout import layout
 from spectralclip import find_layers, lipschitz_bounds
 from spectralclip.nn import CenterNorm, ScalarBatchNorm
 

@@ -151,3 +151,13 @@ def test_augmentation_repeats_and_leaves_its_input(generator: torch.Generator) -
     assert torch.equal(torch.random.get_rng_state(), state)
     same = data.crop_and_flip((images * 255).to(torch.uint8), torch.Generator().manual_seed(3))
     assert torch.equal((first * 255).to(torch.uint8), same)
+
+
+def test_images_that_are_held_out_are_tested_with() -> None:
+    whole = data.load("digits")
+    part = data.held_out(whole, 30)
+    assert torch.equal(torch.cat((part.train_images, part.test_images)), whole.train_images)
+    assert torch.equal(torch.cat((part.train_labels, part.test_labels)), whole.train_labels)
+    assert len(part.test_labels) == 30 and data.held_out(whole, 0) is whole
+    with pytest.raises(ValueError, match="fewer than"):
+        data.held_out(whole, len(whole.train_labels))
