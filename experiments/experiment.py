@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-Scale = Literal["smoke", "laptop", "paper"]
-SCALES: tuple[Scale, ...] = ("smoke", "laptop", "paper")
+Scale = Literal["smoke", "laptop", "desk", "paper"]
+SCALES: tuple[Scale, ...] = ("smoke", "laptop", "desk", "paper")
 Config = Mapping[str, Any]  # all that the result depends on, the seed included
 Result = dict[str, Any]
 VerdictKind = Literal["reproduced", "contradicted", "not at this scale", "not run"]
@@ -162,6 +162,8 @@ class Experiment:
         section: Its part of the report, from its records of one scale.
         claims: What it can judge.
         uses: Experiments whose records it reads too; its own grid may then be empty.
+        uses_at: The same at some scales, where it uses others.
+        check: Raises ValueError for a configuration that could only fail; asked before a start.
         cpu_only: Whether it runs on the CPU, whatever device was asked for.
     """
 
@@ -172,8 +174,14 @@ class Experiment:
     run: Callable[[Config, Context], Result]
     section: Callable[[Sequence[Record]], Section]
     claims: tuple[Claim, ...] = ()
-    uses: tuple[str, ...] = field(default=())
+    uses: tuple[str, ...] = ()
+    uses_at: Mapping[Scale, tuple[str, ...]] = field(default_factory=dict)
+    check: Callable[[Config], object] = lambda config: None
     cpu_only: bool = False
+
+    def used(self, scale: Scale) -> tuple[str, ...]:
+        """Experiments whose records it reads at a scale."""
+        return self.uses_at.get(scale, self.uses)
 
     def cells(self, scale: Scale) -> list[Cell]:
         """All runs at a scale."""

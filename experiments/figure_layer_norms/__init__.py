@@ -11,6 +11,7 @@ from experiments.figure_layer_norms.claims import CLAIMS
 from experiments.figure_layer_norms.grid import grid
 from experiments.figure_layer_norms.run import run
 from experiments.figure_layer_norms.section import section
+from experiments.trained import check
 
 EXPERIMENT = Experiment(
     name="figure_layer_norms",
@@ -18,6 +19,7 @@ EXPERIMENT = Experiment(
     where="Figure 3",
     grid=grid,
     run=run,
+    check=lambda config: check(config["training"]),
     section=section,
     claims=CLAIMS,
     uses=("table_resnet", "table_dla"),

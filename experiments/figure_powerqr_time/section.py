@@ -28,8 +28,8 @@ def section(records: Sequence[Record]) -> Section:
         "that these need is left out. Here both go through the layer's own forward and backward "
         "on one thread of a CPU (the paper: an A40 GPU). `svds` is ours: as one calls it, which "
         "applies a convolution in channels-last order, and through forward and backward as well. "
-        "Its tolerance is the better of the two errors, or a third of that, and so on, until it is "
-        "as accurate; the time is that of the last attempt. "
+        "Its tolerance is the better of the two errors, or less if that is needed to be as "
+        "accurate. "
         f"{disturbances([record.run['timing'] for record in quiet or records])}"
         f"{left_out(len(records) - len(quiet))}"
     )

@@ -149,12 +149,11 @@ def gather(
 def _part(
     store: Records, experiments: Mapping[str, Experiment], one: Experiment, scale: Scale | None
 ) -> Part:
-    sources = [one, *(experiments[name] for name in one.uses if name in experiments)]
-    chosen = _chosen(store, sources, scale)
+    chosen = _chosen(store, experiments, one, scale)
     if chosen is None:
         judged = [Judged(claim, NO_RUNS, None) for claim in one.claims]
         return Part(one, None, (), (), 0, Section(("No runs yet.",)), judged)
-    own, *others = (_current(store, source, chosen) for source in sources)
+    own, *others = (_current(store, each, chosen) for each in _sources(experiments, one, chosen))
     used = [record for found in others for record in found]
     section, judged = _told(one, [*own, *used], chosen)
     return Part(one, chosen, own, used, len(one.cells(chosen)), section, judged)
@@ -175,13 +174,23 @@ def _told(one: Experiment, records: Sequence[Record], scale: Scale) -> tuple[Sec
         ) from error
 
 
-def _chosen(store: Records, sources: Sequence[Experiment], scale: Scale | None) -> Scale | None:
+def _sources(
+    experiments: Mapping[str, Experiment], one: Experiment, scale: Scale
+) -> list[Experiment]:
+    """An experiment, and those whose runs it reads."""
+    return [one, *(experiments[name] for name in one.used(scale) if name in experiments)]
+
+
+def _chosen(
+    store: Records, experiments: Mapping[str, Experiment], one: Experiment, scale: Scale | None
+) -> Scale | None:
     """The scale of which most is there, of two the larger; a smoke run only if there is no other.
 
     A few runs of a larger scale do not hide a smaller one that is all but complete.
     """
     shares: dict[Scale, float] = {}
     for candidate in (scale,) if scale else reversed(SCALES):
+        sources = _sources(experiments, one, candidate)
         wanted = sum(len(source.cells(candidate)) for source in sources)
         there = sum(len(_current(store, source, candidate)) for source in sources)
         if there:

@@ -6,7 +6,7 @@ from experiments.experiment import Experiment
 from experiments.table_batchnorm.claims import CLAIMS
 from experiments.table_batchnorm.grid import grid
 from experiments.table_batchnorm.section import section
-from experiments.trained import run
+from experiments.trained import check, run
 
 EXPERIMENT = Experiment(
     name="table_batchnorm",
@@ -14,6 +14,7 @@ EXPERIMENT = Experiment(
     where="Table 3",
     grid=grid,
     run=run,
+    check=check,
     section=section,
     claims=CLAIMS,
     uses=("table_resnet", "table_dla"),
