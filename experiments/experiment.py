@@ -125,6 +125,14 @@ class Section:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """What a reader may quote of an experiment: a sentence with its numbers, and a small chart."""
+
+    text: str
+    chart: Chart
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What became of a claim, and why."""
 
@@ -161,6 +169,7 @@ class Experiment:
         run: Does one.
         section: Its part of the report, from its records of one scale.
         claims: What it can judge.
+        findings: What the page opens with, from the same records; none where runs are missing.
         uses: Experiments whose records it reads too; its own grid may then be empty.
         uses_at: The same at some scales, where it uses others.
         check: Raises ValueError for a configuration that could only fail; asked before a start.
@@ -174,6 +183,7 @@ class Experiment:
     run: Callable[[Config, Context], Result]
     section: Callable[[Sequence[Record]], Section]
     claims: tuple[Claim, ...] = ()
+    findings: Callable[[Sequence[Record]], Sequence[Finding]] = lambda records: ()
     uses: tuple[str, ...] = ()
     uses_at: Mapping[Scale, tuple[str, ...]] = field(default_factory=dict)
     check: Callable[[Config], object] = lambda config: None

@@ -168,6 +168,14 @@ def method_name(method: str) -> str:
     return f"{NAMES.get(plain, plain)}{', BN clipped' if plus else ''}"
 
 
+def short_name(method: str) -> str:
+    """The same in a sentence: without what stands in brackets."""
+    if method == "none":
+        return "no method"
+    plain = method_name(method).partition(" (")[0]
+    return f"{plain} and batch norms clipped" if method.endswith("+bn") else plain
+
+
 def configs(
     scale: Scale,
     *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from experiments.experiment import Experiment
 from experiments.table_batchnorm.claims import CLAIMS
 from experiments.table_batchnorm.grid import grid
-from experiments.table_batchnorm.section import section
+from experiments.table_batchnorm.section import findings, section
 from experiments.trained import check, run
 
 EXPERIMENT = Experiment(
@@ -17,5 +17,6 @@ EXPERIMENT = Experiment(
     check=check,
     section=section,
     claims=CLAIMS,
+    findings=findings,
     uses=("table_resnet", "table_dla"),
 )

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from experiments.accuracy import tables
 from experiments.accuracy.claims import select_columns
-from experiments.experiment import Record, Section
-from experiments.table_batchnorm.grid import COLUMNS, FITTING, METHODS
+from experiments.accuracy.findings import accuracies
+from experiments.experiment import Finding, Record, Section
+from experiments.table_batchnorm.grid import COLUMNS, CONCAT, FITTING, METHODS
 
 INTRODUCTION = (
     "*BN clipped* clamps each batch norm to norm 1 on its own, as Gouk et al. do; FastClip-concat "
@@ -27,3 +28,10 @@ def section(records: Sequence[Record]) -> Section:
     ]
     drawn = tables.chart("table_batchnorm", records, COLUMNS, shown)
     return Section((INTRODUCTION, *found, drawn))
+
+
+def findings(records: Sequence[Record]) -> list[Finding]:
+    """ResNet-18 on CIFAR-10, with its batch norms free, clipped, or clipped with convolutions."""
+    rows = ("none", "fast_clip", "fast_clip+bn", CONCAT, *METHODS[-2:], *FITTING)
+    quoted = ("fast_clip", "fast_clip+bn", CONCAT)
+    return accuracies("finding-batchnorm", records, COLUMNS[0], rows, quoted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from experiments.experiment import Experiment
 from experiments.table_resnet.claims import CLAIMS
 from experiments.table_resnet.grid import grid
-from experiments.table_resnet.section import section
+from experiments.table_resnet.section import findings, section
 from experiments.trained import check, run
 
 EXPERIMENT = Experiment(
@@ -17,4 +17,5 @@ EXPERIMENT = Experiment(
     check=check,
     section=section,
     claims=CLAIMS,
+    findings=findings,
 )

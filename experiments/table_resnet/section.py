@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from experiments.accuracy import tables
 from experiments.accuracy.claims import select_columns
-from experiments.accuracy.grid import METHODS
+from experiments.accuracy.findings import accuracies
+from experiments.accuracy.grid import BOUNDED, METHODS
 from experiments.accuracy.published import METRICS
-from experiments.experiment import Chart, Record, Section, Table
-from experiments.table_resnet.grid import BOUNDED_COLUMNS, COLUMNS, NETWORK
+from experiments.experiment import Chart, Finding, Record, Section, Table
+from experiments.table_resnet.grid import BOUNDED_COLUMNS, COLUMNS, NETWORK, NO_BN, WITH_BN
 
 INTRODUCTION = (
     "The dense layers and convolutions are held to norm 1 while ResNet-18 trains, by each method. "
@@ -38,3 +39,14 @@ def _bounded(records: Sequence[Record]) -> list[str | Table | Chart]:
     found = [tables.by_column(records, name, BOUNDED_COLUMNS, rows) for name in METRICS]
     drawn = tables.chart("table_resnet_bounded", records, BOUNDED_COLUMNS, rows)
     return [RECIPE, *found, drawn]
+
+
+def findings(records: Sequence[Record]) -> list[Finding]:
+    """CIFAR-10 with batch norm, and without by the recipe of which claims speak."""
+    bare = NO_BN[1].learning(records)
+    rows = (*METHODS, NETWORK) if bare.recipe == BOUNDED else METHODS
+    quoted = ("none", "fast_clip", "spectral_clip")
+    return [
+        *accuracies("finding-resnet", records, WITH_BN[1], METHODS, quoted),
+        *accuracies("finding-resnet-no-bn", records, bare, rows, quoted),
+    ]
