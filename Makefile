@@ -93,7 +93,7 @@ docs: $(DOCS) ## Build the documentation's site
 demo: $(STAMP) ## Train small networks on digits, attack them, and write the report
 	$(SOUND) $(BIN)/spectralclip demo
 
-bench: $(STAMP) ## Measure extraction, bounds, clipping and training side by side with their peers
+bench: $(STAMP) ## Run the benchmarks: extraction, bounds, clipping, training, audit, method_matrix and methods
 	$(SOUND) $(BIN)/python -m benchmarks.extraction
 	$(SOUND) $(BIN)/python -m benchmarks.bounds
 	$(SOUND) $(BIN)/python -m benchmarks.clipping

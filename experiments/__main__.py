@@ -30,9 +30,9 @@ from spectralclip._common import FINE, Problem, needed, note
 
 
 class Scales(str, Enum):
-    """Of a study: a test that all works, an hour, or the paper's own."""
+    """Of a study: a test that all works, two hours, fifteen, or the paper's own."""
 
-    smoke, laptop, paper = SCALES
+    smoke, laptop, desk, paper = SCALES
 
 
 class Engines(str, Enum):
@@ -122,7 +122,7 @@ def run(
     folder = _data_folder(data)
     cells = _chosen(registry.cells(names, wanted, context.obj), only or [])
     store.require_writable()
-    _tell_needs(names, context.obj)
+    _tell_needs(names, wanted, context.obj)
     # Once, and not in each process.
     missing = [cell for cell in cells if not store.finished(cell)]
     datasets.fetch((cell.config for cell in missing), folder)
@@ -202,8 +202,8 @@ def _data_folder(given: Path | None) -> Path:
     return folder
 
 
-def _tell_needs(names: Sequence[str], package: str) -> None:
-    for name, others in registry.also_needed(names, package).items():
+def _tell_needs(names: Sequence[str], scale: Scale, package: str) -> None:
+    for name, others in registry.also_needed(names, scale, package).items():
         note(f"{name} also needs the runs of {', '.join(others)}.")
 
 

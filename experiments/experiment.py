@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-Scale = Literal["smoke", "laptop", "paper"]
-SCALES: tuple[Scale, ...] = ("smoke", "laptop", "paper")
+Scale = Literal["smoke", "laptop", "desk", "paper"]
+SCALES: tuple[Scale, ...] = ("smoke", "laptop", "desk", "paper")
 Config = Mapping[str, Any]  # all that the result depends on, the seed included
 Result = dict[str, Any]
 VerdictKind = Literal["reproduced", "contradicted", "not at this scale", "not run"]
@@ -125,6 +125,14 @@ class Section:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """What a reader may quote of an experiment: a sentence with its numbers, and a small chart."""
+
+    text: str
+    chart: Chart
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What became of a claim, and why."""
 
@@ -161,7 +169,10 @@ class Experiment:
         run: Does one.
         section: Its part of the report, from its records of one scale.
         claims: What it can judge.
+        findings: What the page opens with, from the same records; none where runs are missing.
         uses: Experiments whose records it reads too; its own grid may then be empty.
+        uses_at: The same at some scales, where it uses others.
+        check: Raises ValueError for a configuration that could only fail; asked before a start.
         cpu_only: Whether it runs on the CPU, whatever device was asked for.
     """
 
@@ -172,8 +183,15 @@ class Experiment:
     run: Callable[[Config, Context], Result]
     section: Callable[[Sequence[Record]], Section]
     claims: tuple[Claim, ...] = ()
-    uses: tuple[str, ...] = field(default=())
+    findings: Callable[[Sequence[Record]], Sequence[Finding]] = lambda records: ()
+    uses: tuple[str, ...] = ()
+    uses_at: Mapping[Scale, tuple[str, ...]] = field(default_factory=dict)
+    check: Callable[[Config], object] = lambda config: None
     cpu_only: bool = False
+
+    def used(self, scale: Scale) -> tuple[str, ...]:
+        """Experiments whose records it reads at a scale."""
+        return self.uses_at.get(scale, self.uses)
 
     def cells(self, scale: Scale) -> list[Cell]:
         """All runs at a scale."""

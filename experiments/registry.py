@@ -7,7 +7,7 @@ import importlib.util
 import pkgutil
 from collections.abc import Iterable, Mapping, Sequence
 
-from experiments.experiment import Cell, Experiment, Scale
+from experiments.experiment import SCALES, Cell, Experiment, Scale
 
 PACKAGE = "experiments"
 _KINDS = ("figure_", "table_")
@@ -47,7 +47,8 @@ def load(name: str, package: str = PACKAGE) -> Experiment:
             f"{package}.{name}: expected an experiment with the name of its file, got "
             f"{experiment.name!r}."
         )
-    if strange := set(experiment.uses) - set(known):
+    used = {other for scale in SCALES for other in experiment.used(scale)}
+    if strange := used - set(known):
         raise Unknown(f"{package}.{name} uses {', '.join(sorted(strange))}: no such experiments.")
     return experiment
 
@@ -67,7 +68,9 @@ def title(package: str) -> str:
     return (lines[0].strip().rstrip(".") if lines else "") or package
 
 
-def also_needed(wanted: Sequence[str], package: str = PACKAGE) -> dict[str, list[str]]:
+def also_needed(
+    wanted: Sequence[str], scale: Scale, package: str = PACKAGE
+) -> dict[str, list[str]]:
     """The experiments that were not named, but whose runs those that were read, by their names.
 
     Raises:
@@ -75,7 +78,7 @@ def also_needed(wanted: Sequence[str], package: str = PACKAGE) -> dict[str, list
     """
     if "all" in wanted:
         return {}
-    uses = {name: load(name, package).uses for name in wanted}
+    uses = {name: load(name, package).used(scale) for name in wanted}
     missing = {name: [one for one in used if one not in wanted] for name, used in uses.items()}
     return {name: others for name, others in missing.items() if others}
 
@@ -93,20 +96,26 @@ def cells(wanted: Iterable[str], scale: Scale, package: str = PACKAGE) -> list[C
     """
     chosen: dict[str, Experiment] = {}
     for name in wanted:
-        chosen.update(find(package) if name == "all" else _with_uses(name, package))
+        chosen.update(find(package) if name == "all" else _with_uses(name, scale, package))
     return [cell for one in chosen.values() for cell in _checked(one, scale).values()]
 
 
-def _with_uses(name: str, package: str) -> dict[str, Experiment]:
+def _with_uses(name: str, scale: Scale, package: str) -> dict[str, Experiment]:
     experiment = load(name, package)
-    used = {other: load(other, package) for other in experiment.uses}
+    used = {other: load(other, package) for other in experiment.used(scale)}
     return {**used, name: experiment}
 
 
 def _checked(experiment: Experiment, scale: Scale) -> Mapping[str, Cell]:
-    """The cells by id, of which there must be no two the same."""
+    """The cells by id, of which there must be no two the same, and none that could only fail."""
     found: dict[str, Cell] = {}
     for cell in experiment.cells(scale):
+        try:
+            experiment.check(cell.config)
+        except ValueError as error:
+            raise Unknown(
+                f"{experiment.name} at scale {scale}: a run that cannot be done: {error}"
+            ) from error
         try:
             name = cell.id
         except (TypeError, ValueError) as error:

@@ -7,6 +7,7 @@ from statistics import mean
 
 from benchmarks.common.pages import Row, at_least, at_most, selected
 from benchmarks.training.methods import FASTCLIP, OURS, OURS_COMPOSED, SCALE
+from benchmarks.training.overhead import LATER
 
 OVERHEADS = {
     ("ResNet-18, width 64", 128): 2,
@@ -39,7 +40,8 @@ def figures(results: Row) -> list[Row]:
 def _overhead_figures(rows: list[Row]) -> list[Row | None]:
     found = []
     for (model, batch), most in OVERHEADS.items():
-        here = {row["method"]: row for row in selected(rows, model=model, batch=batch)}
+        later = selected(rows, model=model, batch=batch, stage=LATER)
+        here = {row["method"]: row for row in later}
         label = f"{model}, batch {batch}: overhead"
         if OURS in here:
             ours = here[OURS]["overhead"]

@@ -3,6 +3,9 @@
 Each method has its own copy of model and optimizer, and all take their steps in turns, on the
 same batches. One clock runs from the forward pass to the optimizer's step, which is the plain
 step; another from there to the return of `optimizer.step()`, which is the method's work.
+
+In its first steps ours checks layers often, and steps those again whose norms jump. ResNet-18, of
+which few steps can be timed, is timed then, and once more when it has trained for a while.
 """
 
 from __future__ import annotations
@@ -44,14 +47,15 @@ from benchmarks.training.models import (
 from oracle import TrackedNorms
 
 COMPARED = (NONE, FASTCLIP_BACKWARD, FASTCLIP, SCALE, OURS)
+FIRST, LATER = "first", "later"  # steps of a training
 
 
 @dataclass(frozen=True)
 class Phase:
     """Rounds of one batch size, in each of which the methods take a step in turns.
 
-    Our method refreshes each layer more closely once in 50 steps, so that its mean is taken over
-    as many; the others, which do the same at each step, may be seen less often.
+    Our method does more in some steps than in others, so that its mean is taken over many; the
+    others, which do the same at each step, may be timed less often.
     """
 
     batch: int
@@ -60,6 +64,7 @@ class Phase:
     clips: tuple[int, ...] = ()  # rounds at which FastClip is made to clip
     readings: tuple[int, ...] = ()  # rounds after which true norms are read
     others_every: int = 1  # rounds in which methods other than ours step, too
+    stage: str = LATER  # of the training
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,9 @@ FULL = (
         resnet18,
         objects,
         (
-            Phase(32, 50, 4, clips=(16, 32), readings=(24, 48), others_every=4),
+            Phase(32, 50, 4, clips=(16, 32), readings=(24, 48), others_every=4, stage=FIRST),
+            Phase(8, 0, 300, others_every=301),
+            Phase(32, 30, 0, clips=(12, 24), readings=(15, 30), others_every=4),
             Phase(128, 3, 0, readings=(3,)),
         ),
     ),
@@ -118,14 +125,15 @@ class OverheadRow:
 
     model: str
     batch: int
+    stage: str  # "first" steps of a training, or "later" ones
     method: str
     layers: int
     rounds: int
     plain_seconds: float  # of a step without the method's work: median over all methods
     own_plain_seconds: float  # the same over this method's steps
-    after_seconds: float  # of the method's work: mean over the steps of all batch sizes
+    after_seconds: float  # of the method's work: mean over the stage's steps of all batch sizes
     after_here_seconds: float  # and over those of this one
-    after_median_seconds: float  # over all; FastClip's clips are not in it
+    after_median_seconds: float  # over the stage; FastClip's clips are not in it
     clip_seconds: float | None  # of a step at which FastClip clips
     overhead: float  # after_seconds / plain_seconds
     num_matvecs: float  # a step and layer; 0 where they are not counted
@@ -138,6 +146,7 @@ class Step:
     """What a step took."""
 
     batch: int
+    stage: str
     plain: float  # seconds
     after: float
     num_matvecs: float
@@ -153,7 +162,7 @@ class Runner:
     optimizer: torch.optim.Optimizer
     example: Tensor
     steps: list[Step] = field(default_factory=list)
-    norms: list[tuple[float, str]] = field(default_factory=list)  # largest, and its layer
+    norms: dict[str, list[tuple[float, str]]] = field(default_factory=dict)  # largest, its layer
 
     def __post_init__(self) -> None:
         self._stamps: list[float] = []
@@ -163,7 +172,7 @@ class Runner:
         layers = bounded_layers(self.model, self.example)
         self.oracle, self.layers = TrackedNorms(layers), len(layers)
 
-    def step(self, images: Tensor, labels: Tensor) -> Step:
+    def step(self, images: Tensor, labels: Tensor, stage: str) -> Step:
         before = num_matvecs(self.attachment)
         began = time.perf_counter()
         self.optimizer.zero_grad()
@@ -173,6 +182,7 @@ class Runner:
         middle = self._stamps.pop()
         return Step(
             len(labels),
+            stage,
             middle - began,
             ended - middle,
             num_matvecs(self.attachment) - before,
@@ -199,11 +209,13 @@ def _measure_setting(session: Session, setting: Setting, images: Images) -> list
     generator = torch.Generator().manual_seed(0)
     for phase in setting.phases:
         _run(phase, runners, images, generator)
-    rows = [_row(setting, phase, runner, runners) for phase in setting.phases for runner in runners]
+    timed = [phase for phase in setting.phases if phase.rounds]
+    rows = [_row(setting, phase, runner, runners) for phase in timed for runner in runners]
     for row in rows:
         session.say(
-            f"{row.model}, batch {row.batch}, {row.method}: {1e3 * row.plain_seconds:.1f} ms a "
-            f"step, {1e3 * row.after_seconds:.2f} ms after it: {100 * row.overhead:.1f} %, "
+            f"{row.model}, batch {row.batch}, {row.stage} steps, {row.method}: "
+            f"{1e3 * row.plain_seconds:.1f} ms a step, {1e3 * row.after_seconds:.2f} ms after it: "
+            f"{100 * row.overhead:.1f} %, "
             f"{row.num_matvecs:.2f} matvecs, norm {row.norm} of {row.layer}"
         )
     return rows
@@ -224,25 +236,27 @@ def _run(phase: Phase, runners: list[Runner], images: Images, generator: torch.G
                 continue
             if round_ in phase.clips and clips_at_times(runner.name):
                 make_clip_due(runner.attachment)
-            step = runner.step(*batch)
+            step = runner.step(*batch, phase.stage)
             if round_ > 0:
                 runner.steps.append(step)
         if round_ in phase.readings:
             for runner in runners:
-                runner.norms.append(runner.oracle.largest())
+                runner.norms.setdefault(phase.stage, []).append(runner.oracle.largest())
 
 
 def _row(setting: Setting, phase: Phase, runner: Runner, runners: list[Runner]) -> OverheadRow:
-    here = [step for step in runner.steps if step.batch == phase.batch]
     pooled = [s.plain for other in runners for s in other.steps if s.batch == phase.batch]
     plain = statistics.median(pooled)
-    clips = [step.after for step in runner.steps if step.clip]
-    after = amortized([(step.after, step.clip) for step in runner.steps])
-    work = amortized([(step.num_matvecs, step.clip) for step in runner.steps])
-    norm, layer = max(runner.norms)
+    steps = [step for step in runner.steps if step.stage == phase.stage]
+    here = [step for step in steps if step.batch == phase.batch]
+    clips = [step.after for step in steps if step.clip]
+    after = amortized([(step.after, step.clip) for step in steps])
+    work = amortized([(step.num_matvecs, step.clip) for step in steps])
+    norm, layer = max(runner.norms[phase.stage])
     return OverheadRow(
         model=setting.name,
         batch=phase.batch,
+        stage=phase.stage,
         method=runner.name,
         layers=runner.layers,
         rounds=len(here),
@@ -250,7 +264,7 @@ def _row(setting: Setting, phase: Phase, runner: Runner, runners: list[Runner]) 
         own_plain_seconds=statistics.median(step.plain for step in here),
         after_seconds=after,
         after_here_seconds=amortized([(step.after, step.clip) for step in here]),
-        after_median_seconds=statistics.median(step.after for step in runner.steps),
+        after_median_seconds=statistics.median(step.after for step in steps),
         clip_seconds=statistics.mean(clips) if clips else None,
         overhead=after / plain,
         num_matvecs=work / runner.layers,

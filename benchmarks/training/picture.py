@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.common.pages import Row, pyplot, save_picture
 from benchmarks.training.figures import with_task
+from benchmarks.training.overhead import LATER
 
 COLORS = {
     "none": "#8c8c8c",
@@ -42,7 +43,7 @@ def _traces(results: Row) -> list[Row]:
 
 def _overheads(results: Row) -> list[Row]:
     rows = results["parts"].get("overhead", {"rows": []})["rows"]
-    return [row for row in rows if row["method"] != "none"]
+    return [row for row in rows if row["method"] != "none" and row["stage"] == LATER]
 
 
 def _draw_norms(axes: Any, rows: list[Row]) -> None:

@@ -66,7 +66,9 @@ Each method trains its own copy of the model, and all take their steps in turns 
 batches. *Step* is the median time of forward, backward and the optimizer's step alone; *after it*
 the mean time of the method's work, over all steps with this model, since it does not depend on
 the batch (in brackets: over those of this batch size). FastClip's clips are counted at their rate
-of one in 100 steps, also where they were made to come sooner to be measured.
+of one in 100 steps, also where they were made to come sooner to be measured. *First* steps are the
+54 after the start, in which ours checks layers often and steps those again whose norms jump.
+*Later* ones of ResNet-18 come after these and 300 more; of small networks, all count as later.
 """
 
 
@@ -76,6 +78,7 @@ def _overhead(part: Row | None) -> str:
     header = [
         "model",
         "batch",
+        "steps",
         "method",
         "step",
         "after it",
@@ -87,6 +90,7 @@ def _overhead(part: Row | None) -> str:
         [
             row["model"],
             str(row["batch"]),
+            row["stage"],
             row["method"],
             f"{1e3 * row['plain_seconds']:.1f} ms",
             f"{1e3 * row['after_seconds']:.2f} ({1e3 * row['after_here_seconds']:.2f}) ms",

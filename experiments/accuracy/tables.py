@@ -45,7 +45,7 @@ def by_column(
 ) -> Table:
     """One accuracy: a row a method, and for each column our number and the paper's."""
     columns = as_run(records, columns)
-    titles = [f"{c.data}, {'with' if c.batch_norm else 'no'} BN" for c in columns]
+    titles = [column.title for column in columns]
     groups = [(title, column, metric) for title, column in zip(titles, columns, strict=True)]
     models = ", ".join(dict.fromkeys(MODELS[column.model] for column in columns))
     what = f"{models}: accuracy in percent, {METRICS[metric]}."

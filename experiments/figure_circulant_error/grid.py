@@ -18,7 +18,7 @@ def grid(scale: Scale) -> list[Config]:
     """Cells of as many filters as go into a minute or two; the figure is the same at full size."""
     if scale == "smoke":
         return list(_cells((3, 5), (1, 2, 4), filters=4, side=8))
-    channels = CHANNELS if scale == "laptop" else (*CHANNELS, *MORE_CHANNELS)
+    channels = (*CHANNELS, *MORE_CHANNELS) if scale == "paper" else CHANNELS
     return list(_cells(KERNELS, channels, filters=FILTERS, side=SIDE))
 
 

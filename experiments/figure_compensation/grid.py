@@ -17,7 +17,7 @@ TARGETS = (0.25, 0.5, 1.0, 2.0)
 
 
 def grid(scale: Scale) -> list[Config]:
-    """Each target with the paper's method and ours; the ResNet-18 is that of `figure_concat`."""
+    """Each target with the paper's method and ours; ResNet-18 is that of another experiment."""
     targets = TARGETS if scale != "smoke" else TARGETS[1:3]
     return [
         small_network.config(

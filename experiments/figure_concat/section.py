@@ -18,12 +18,14 @@ from experiments.trained.resnet import (
     largest,
     of,
     parts,
+    watched,
 )
 from experiments.trained.small_network import norms, plus_minus
 
 
 def section(records: Sequence[Record]) -> Section:
     """Three layers under FastClip-concat, training accuracies, and the norms at the end."""
+    records = watched(records)
     lost, records = left_out(records), trained(records)
     if not records:
         return Section(["No runs yet.", *lost])

@@ -10,7 +10,8 @@ from experiments.experiment import Experiment
 from experiments.figure_layer_norms.claims import CLAIMS
 from experiments.figure_layer_norms.grid import grid
 from experiments.figure_layer_norms.run import run
-from experiments.figure_layer_norms.section import section
+from experiments.figure_layer_norms.section import findings, section
+from experiments.trained import check
 
 EXPERIMENT = Experiment(
     name="figure_layer_norms",
@@ -18,7 +19,9 @@ EXPERIMENT = Experiment(
     where="Figure 3",
     grid=grid,
     run=run,
+    check=lambda config: check(config["training"]),
     section=section,
     claims=CLAIMS,
+    findings=findings,
     uses=("table_resnet", "table_dla"),
 )

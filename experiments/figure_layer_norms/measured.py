@@ -15,7 +15,7 @@ CLOSE = 0.1  # from the target, to count as close to it
 
 
 def norms(record: Record) -> dict[str, float]:
-    """The true norms at the end of training, by layer."""
+    """The true norms at the end of training, of dense layers and convolutions by name."""
     return _numbers(record.result.get("norms"))
 
 
@@ -36,7 +36,14 @@ def _distances(record: Record, found: Mapping[str, float]) -> list[float]:
 
 
 def _numbers(found: Mapping[str, float | None] | None) -> dict[str, float]:
-    return {name: float(value) for name, value in (found or {}).items() if value is not None}
+    """Those of single layers: where batch norms were watched, these and compositions are there."""
+    found = found or {}
+    watched = {part for name in found if "+" in name for part in (name, name.split("+")[1])}
+    return {
+        name: float(value)
+        for name, value in found.items()
+        if value is not None and name not in watched
+    }
 
 
 def timed(records: Sequence[Record]) -> list[Record]:

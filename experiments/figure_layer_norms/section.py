@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.accuracy.claims import Column, as_run, select_column, select_columns
-from experiments.accuracy.grid import METHODS, method_name
-from experiments.experiment import Chart, Record, Section, Table
+from experiments.accuracy.grid import METHODS, method_name, short_name
+from experiments.experiment import Chart, Finding, Record, Section, Table
 from experiments.figure_layer_norms.grid import COLUMNS, DLA_CIFAR, RESNET_CIFAR
 from experiments.figure_layer_norms.measured import (
     CLOSE,
@@ -19,6 +19,7 @@ from experiments.figure_layer_norms.measured import (
 from experiments.judging.statistics import Summary, summary
 from experiments.measuring.stopwatch import disturbances, left_out, undisturbed
 from experiments.report import conditions
+from experiments.report.bar_charts import bars
 from experiments.report.line_charts import METHOD_COLORS
 
 MISSING = "–"
@@ -184,3 +185,29 @@ def _norm_layers() -> list[dict[str, Any]]:
         {"mark": {"type": "line", "strokeWidth": 1.2, "opacity": 0.7}, "encoding": drawn},
         {"mark": {"type": "point", "filled": True, "size": 22}, "encoding": drawn},
     ]
+
+
+def findings(records: Sequence[Record]) -> list[Finding]:
+    """The largest norm of any layer by method, of ResNet-18 on CIFAR-10."""
+    found = {}
+    for method in METHODS:
+        runs = [one for one in select_column(records, RESNET_CIFAR, method) if norms(one)]
+        if runs:
+            found[method] = summary([max(norms(one).values()) for one in runs]).mean
+    quoted = ("none", "fast_clip", "spectral_clip")
+    if not all(method in found for method in quoted):
+        return []
+    parts = [f"{found[method]:.3g} with {short_name(method)}" for method in quoted]
+    text = (
+        f"**{RESNET_CIFAR}**: held to 1, the largest norm of any layer at the end of training is "
+        f"{parts[0]}, {parts[1]} and {parts[2]}."
+    )
+    drawn = {method_name(method): {"largest norm": value} for method, value in found.items()}
+    chart = Chart(
+        "finding-norms",
+        bars(drawn, "largest norm of any layer", form=".3g", level=1.0),
+        f"Means over seeds; the dashed line is the target. "
+        f"{conditions(select_columns(records, [RESNET_CIFAR], METHODS))}",
+        "Bars of the largest norm of any layer by method, and a dashed line at 1.",
+    )
+    return [Finding(text, chart)]

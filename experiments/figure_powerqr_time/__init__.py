@@ -6,7 +6,7 @@ from experiments.experiment import Experiment
 from experiments.figure_powerqr_time.claims import CLAIMS
 from experiments.figure_powerqr_time.grid import grid
 from experiments.figure_powerqr_time.run import run
-from experiments.figure_powerqr_time.section import section
+from experiments.figure_powerqr_time.section import findings, section
 
 EXPERIMENT = Experiment(
     name="figure_powerqr_time",
@@ -16,5 +16,6 @@ EXPERIMENT = Experiment(
     run=run,
     section=section,
     claims=CLAIMS,
+    findings=findings,
     cpu_only=True,
 )

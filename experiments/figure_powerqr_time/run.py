@@ -25,6 +25,7 @@ NAMES = (REPEATED, DEFLATED, POWER_QR, OURS, OURS_PLAIN)
 # The power method is to do all its iterations, as PowerQR does.
 NEVER = 1e-30
 FINEST = 1e-6  # what single precision can tell
+LADDER = 3.0  # from one tolerance that is tried to the next
 
 
 def run(config: Config, context: Context) -> Result:
@@ -58,16 +59,18 @@ def _compare(config: Config, context: Context) -> Result:
         ],
     }
     watch, found = Stopwatch(), dict[str, Sequence[Spectrum]]()
+    repeats, ladder = int(config.get("repeats", 1)), float(config.get("ladder", LADDER))
     for place, (name, method) in enumerate(runs.items()):
         context.say((1 + place) / 5, name)
         method(1, 1)  # what the first call alone has to do
-        found[name] = watch.time(name, partial(method, k, steps))
+        found[name] = watch.time(name, partial(method, k, steps), repeats)
     errors = {name: _error(found[name][0].S, true) for name in (POWER_QR, DEFLATED)}
     wanted, attempts = max(min(errors.values()), FINEST), dict[str, int]()
     for name, applied in ((OURS, layer), (OURS_PLAIN, plain)):
         context.say(4 / 5, name)
         solve = partial(svds, applied, shape)
-        ours, attempts[name] = _as_accurate(solve, true, wanted, partial(watch.time, name))
+        tol, attempts[name] = _as_accurate(solve, true, wanted, ladder)
+        ours = watch.time(name, partial(solve, k, tol=tol), repeats)
         errors[name], found[name] = _error(ours.S, true), [ours]
     num_matvecs = {name: sum(one.num_matvecs for one in each) for name, each in found.items()}
     result = {"num_matvecs": num_matvecs, "errors": errors, "attempts": attempts, "threads": 1}
@@ -75,23 +78,17 @@ def _compare(config: Config, context: Context) -> Result:
 
 
 def _as_accurate(
-    solve: Callable[..., Spectrum],
-    true: Tensor,
-    wanted: float,
-    time: Callable[[Callable[[], Spectrum]], Spectrum],
-) -> tuple[Spectrum, int]:
-    """Ours with the error wanted as its tolerance, and less should that not be enough.
+    solve: Callable[..., Spectrum], true: Tensor, wanted: float, ladder: float
+) -> tuple[float, int]:
+    """The tolerance with which ours is as accurate: the error wanted, or less if need be.
 
     Returns:
-        What came out, and after how many attempts. The time is that of the last one.
+        The tolerance, and after how many attempts it was found.
     """
-    tol, attempts = wanted, 0
-    solve(1, tol=0.5)  # what the first call alone has to do
-    while True:
-        ours, attempts = time(partial(solve, len(true), tol=tol)), attempts + 1
-        if _error(ours.S, true) <= wanted or tol < FINEST:
-            return ours, attempts
-        tol /= 3
+    tol, attempts = wanted, 1
+    while _error(solve(len(true), tol=tol).S, true) > wanted and tol >= FINEST:
+        tol, attempts = tol / ladder, attempts + 1
+    return tol, attempts
 
 
 def make_layer(config: Config) -> nn.Conv2d:

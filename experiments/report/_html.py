@@ -46,8 +46,11 @@ def render(page: Page, drawings: Mapping[str, str]) -> str:
         lead=_inline(page.lead),
         method=_inline(METHOD),
         counts=page.counts(),
+        verdicts=_table(page.verdicts()),
+        findings=[
+            {"text": _inline(one.text), **_block(one.chart, drawings)} for one in page.findings()
+        ],
         header=HEADER,
-        claims=[_claim(judged) for judged in page.judged()],
         parts=[_part(part, drawings) for part in page.parts],
         runs=_table(page.runs()),
     )
@@ -64,6 +67,7 @@ def _part(part: Part, drawings: Mapping[str, str]) -> dict[str, Any]:
         "id": part.experiment.name,
         "title": part.experiment.title,
         "where": part.experiment.where,
+        "claims": [_claim(judged) for judged in part.judged],
         "blocks": [_block(block, drawings) for block in part.section.blocks],
     }
 

@@ -17,10 +17,13 @@ def render(page: Page) -> str:
     head = [
         f"# {page.title}",
         page.lead,
-        "## Claims",
+        "## In short",
         page.counts(),
+        _table(page.verdicts()),
+        *(text for finding in page.findings() for text in (finding.text, *_chart(finding.chart))),
+        "## Claims",
         METHOD,
-        _claims(page.judged()),
+        *(text for part in page.parts if part.judged for text in _claims(part)),
     ]
     parts = [text for part in page.parts for text in _part(part)]
     tail = ["## What was run", _table(page.runs())]
@@ -34,8 +37,13 @@ def claim_row(judged: Judged) -> list[str]:
     return [f"**{verdict.kind}**{scale}", claim.text, claim.where, verdict.reason, claim.rule]
 
 
-def _claims(judged: Sequence[Judged]) -> str:
-    return _table(Table(HEADER, [claim_row(one) for one in judged]))
+def _claims(part: Part) -> list[str]:
+    table = Table(HEADER, [claim_row(one) for one in part.judged])
+    return [f"### {part.experiment.title} ({part.experiment.where})", _table(table)]
+
+
+def _chart(chart: Chart) -> list[str]:
+    return [f"![{_line(chart.alt)}]({CHARTS}/{chart.name}.svg)", _line(chart.caption)]
 
 
 def _part(part: Part) -> list[str]:
@@ -44,7 +52,7 @@ def _part(part: Part) -> list[str]:
         if isinstance(block, Table):
             texts.append(_table(block))
         elif isinstance(block, Chart):
-            texts += [f"![{_line(block.alt)}]({CHARTS}/{block.name}.svg)", _line(block.caption)]
+            texts += _chart(block)
         else:
             texts.append(block)
     return texts

@@ -14,6 +14,7 @@ from experiments.experiment import (
     Chart,
     Claim,
     Experiment,
+    Finding,
     Record,
     Scale,
     Section,
@@ -63,6 +64,7 @@ class Part:
         expected: How many runs its grid has.
         section: What it says.
         judged: Its claims.
+        findings: What the page opens with.
     """
 
     experiment: Experiment
@@ -72,6 +74,12 @@ class Part:
     expected: int
     section: Section
     judged: Sequence[Judged]
+    findings: Sequence[Finding] = ()
+
+    def counts(self) -> list[int]:
+        """How many of its claims got each verdict."""
+        kinds = [judged.verdict.kind for judged in self.judged]
+        return [kinds.count(kind) for kind in get_args(VerdictKind)]
 
 
 @dataclass(frozen=True)
@@ -90,7 +98,7 @@ class Page:
         """
         seen: set[str] = set()
         for part in self.parts:
-            for block in part.section.blocks:
+            for block in (*(one.chart for one in part.findings), *part.section.blocks):
                 if not isinstance(block, Chart):
                     continue
                 if block.name in seen:
@@ -110,6 +118,21 @@ class Page:
         kinds: list[str] = [judged.verdict.kind for judged in self.judged()]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in get_args(VerdictKind))
         return f"{len(kinds)} claims: {counts}."
+
+    def verdicts(self) -> Table:
+        """How many claims of each experiment got which verdict, and at which scale."""
+        judged = [part for part in self.parts if part.judged]
+        rows = [
+            [part.experiment.title, part.scale or "–", *(str(n or "–") for n in part.counts())]
+            for part in judged
+        ]
+        total = [str(sum(own)) for own in zip(*(part.counts() for part in judged), strict=True)]
+        rows += [["all", "", *total]] if len(judged) > 1 else []
+        return Table(["claims on", "scale", *get_args(VerdictKind)], rows)
+
+    def findings(self) -> list[Finding]:
+        """What the page opens with."""
+        return [finding for part in self.parts for finding in part.findings]
 
     def runs(self) -> Table:
         """How much of each experiment has been run, how long it took, on what, by which code."""
@@ -149,24 +172,24 @@ def gather(
 def _part(
     store: Records, experiments: Mapping[str, Experiment], one: Experiment, scale: Scale | None
 ) -> Part:
-    sources = [one, *(experiments[name] for name in one.uses if name in experiments)]
-    chosen = _chosen(store, sources, scale)
+    chosen = _chosen(store, experiments, one, scale)
     if chosen is None:
         judged = [Judged(claim, NO_RUNS, None) for claim in one.claims]
         return Part(one, None, (), (), 0, Section(("No runs yet.",)), judged)
-    own, *others = (_current(store, source, chosen) for source in sources)
+    own, *others = (_current(store, each, chosen) for each in _sources(experiments, one, chosen))
     used = [record for found in others for record in found]
-    section, judged = _told(one, [*own, *used], chosen)
-    return Part(one, chosen, own, used, len(one.cells(chosen)), section, judged)
+    section, judged, findings = _told(one, [*own, *used], chosen)
+    return Part(one, chosen, own, used, len(one.cells(chosen)), section, judged, findings)
 
 
-def _told(one: Experiment, records: Sequence[Record], scale: Scale) -> tuple[Section, list[Judged]]:
-    """What an experiment says of the records, and its claims."""
+def _told(
+    one: Experiment, records: Sequence[Record], scale: Scale
+) -> tuple[Section, list[Judged], Sequence[Finding]]:
+    """What an experiment says of the records, its claims, and what the page opens with."""
     try:
         section = one.section(records)
-        return section, [
-            Judged(claim, _verdict(claim, records, scale), scale) for claim in one.claims
-        ]
+        judged = [Judged(claim, _verdict(claim, records, scale), scale) for claim in one.claims]
+        return section, judged, () if scale == "smoke" else one.findings(records)
     except (AttributeError, LookupError, TypeError) as error:
         names = " and ".join(dict.fromkeys(record.experiment for record in records))
         raise ValueError(
@@ -175,13 +198,23 @@ def _told(one: Experiment, records: Sequence[Record], scale: Scale) -> tuple[Sec
         ) from error
 
 
-def _chosen(store: Records, sources: Sequence[Experiment], scale: Scale | None) -> Scale | None:
+def _sources(
+    experiments: Mapping[str, Experiment], one: Experiment, scale: Scale
+) -> list[Experiment]:
+    """An experiment, and those whose runs it reads."""
+    return [one, *(experiments[name] for name in one.used(scale) if name in experiments)]
+
+
+def _chosen(
+    store: Records, experiments: Mapping[str, Experiment], one: Experiment, scale: Scale | None
+) -> Scale | None:
     """The scale of which most is there, of two the larger; a smoke run only if there is no other.
 
     A few runs of a larger scale do not hide a smaller one that is all but complete.
     """
     shares: dict[Scale, float] = {}
     for candidate in (scale,) if scale else reversed(SCALES):
+        sources = _sources(experiments, one, candidate)
         wanted = sum(len(source.cells(candidate)) for source in sources)
         there = sum(len(_current(store, source, candidate)) for source in sources)
         if there:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from experiments.experiment import Experiment
 from experiments.table_batchnorm.claims import CLAIMS
 from experiments.table_batchnorm.grid import grid
-from experiments.table_batchnorm.section import section
-from experiments.trained import run
+from experiments.table_batchnorm.section import findings, section
+from experiments.trained import check, run
 
 EXPERIMENT = Experiment(
     name="table_batchnorm",
@@ -14,7 +14,9 @@ EXPERIMENT = Experiment(
     where="Table 3",
     grid=grid,
     run=run,
+    check=check,
     section=section,
     claims=CLAIMS,
+    findings=findings,
     uses=("table_resnet", "table_dla"),
 )

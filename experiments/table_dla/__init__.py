@@ -6,7 +6,7 @@ from experiments.experiment import Experiment
 from experiments.table_dla.claims import CLAIMS
 from experiments.table_dla.grid import grid
 from experiments.table_dla.section import section
-from experiments.trained import run
+from experiments.trained import check, run
 
 EXPERIMENT = Experiment(
     name="table_dla",
@@ -14,6 +14,7 @@ EXPERIMENT = Experiment(
     where="Table 2",
     grid=grid,
     run=run,
+    check=check,
     section=section,
     claims=CLAIMS,
 )

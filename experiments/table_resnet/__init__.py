@@ -5,8 +5,8 @@ from __future__ import annotations
 from experiments.experiment import Experiment
 from experiments.table_resnet.claims import CLAIMS
 from experiments.table_resnet.grid import grid
-from experiments.table_resnet.section import section
-from experiments.trained import run
+from experiments.table_resnet.section import findings, section
+from experiments.trained import check, run
 
 EXPERIMENT = Experiment(
     name="table_resnet",
@@ -14,6 +14,8 @@ EXPERIMENT = Experiment(
     where="Table 1",
     grid=grid,
     run=run,
+    check=check,
     section=section,
     claims=CLAIMS,
+    findings=findings,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.accuracy.claims import averaged, beats, between
+from experiments.accuracy.claims import Column, averaged, beats, between
 from experiments.accuracy.grid import RIVALS
 from experiments.experiment import Claim, Record, Verdict
 from experiments.judging.verdicts import judge
@@ -14,8 +14,12 @@ CLIPPED = (*RIVALS, "fast_clip")
 TEST, ATTACKS = ("test_accuracy",), ("pgd_accuracy", "cw_accuracy")
 
 
+def _columns(records: Sequence[Record]) -> list[Column]:
+    return [column.learning(records) for column in COLUMNS]
+
+
 def _best_accuracy(records: Sequence[Record]) -> Verdict:
-    return judge(beats(records, COLUMNS, TEST, "fast_clip", RIVALS))
+    return judge(beats(records, _columns(records), TEST, "fast_clip", RIVALS))
 
 
 def _better_than_original(records: Sequence[Record]) -> Verdict:
@@ -27,18 +31,23 @@ def _more_robust_than_original(records: Sequence[Record]) -> Verdict:
 
 
 def _best_under_pgd(records: Sequence[Record]) -> Verdict:
-    return judge(beats(records, COLUMNS, ["pgd_accuracy"], "fast_clip", RIVALS))
+    return judge(beats(records, _columns(records), ["pgd_accuracy"], "fast_clip", RIVALS))
 
 
 def _best_under_cw(records: Sequence[Record]) -> Verdict:
-    columns = [column for column in COLUMNS if column != NO_BN[0]]
+    columns = [column.learning(records) for column in COLUMNS if column != NO_BN[0]]
     return judge(beats(records, columns, ["cw_accuracy"], "fast_clip", RIVALS))
 
 
 def _robust_without_bn(records: Sequence[Record]) -> Verdict:
     return judge(
         [
-            between(records, metric, (column.without, "fast_clip"), (column, "fast_clip"))
+            between(
+                records,
+                metric,
+                (column.without.learning(records), "fast_clip"),
+                (column, "fast_clip"),
+            )
             for column in WITH_BN
             for metric in ATTACKS
         ]
@@ -47,7 +56,10 @@ def _robust_without_bn(records: Sequence[Record]) -> Verdict:
 
 def _worse_without_bn(records: Sequence[Record]) -> Verdict:
     return judge(
-        [averaged(records, "test_accuracy", CLIPPED, column, column.without) for column in WITH_BN]
+        [
+            averaged(records, "test_accuracy", CLIPPED, column, column.without.learning(records))
+            for column in WITH_BN
+        ]
     )
 
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from experiments import training
 from experiments.experiment import Config, Context, Record, Result
 
+check = training.TrainConfig.of
+
 
 def run(config: Config, context: Context) -> Result:
     """Train; a training that diverges is stored as one that did."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from experiments.accuracy.grid import plain_method
+from experiments.accuracy.grid import row_of
 from experiments.experiment import Record
+from experiments.judging.verdicts import select
 from experiments.trained import trained
 
 PLAIN, CONCAT, CLAMPED, OURS = (
@@ -16,12 +17,23 @@ PLAIN, CONCAT, CLAMPED, OURS = (
     "spectral_clip_conv_bn",
 )
 METHODS = (PLAIN, CONCAT, CLAMPED, OURS)
+FIGURE = "figure_concat"  # whose runs these are, where it has some of its own
 PARTS = ("convolution", "batch norm", "both together")
+
+
+def watched(records: Sequence[Record]) -> list[Record]:
+    """Runs of ResNet-18 on CIFAR-10 whose batch norms were watched.
+
+    Those of the figure itself; where it has none, those of the tables, of which it needs some.
+    """
+    own = [record for record in records if record.experiment == FIGURE]
+    wanted = {"model": "resnet18", "batch_norm": True, "measure": "compositions"}
+    return own or [r for r in select(records, **wanted) if row_of(r.config) in METHODS]
 
 
 def of(records: Sequence[Record], method: str) -> list[Record]:
     """Runs of a method, whatever its settings, that came to their end."""
-    return [r for r in trained(records) if plain_method(r.config["method"]) == method]
+    return [r for r in trained(watched(records)) if row_of(r.config) == method]
 
 
 def compositions(record: Record) -> list[str]:

@@ -37,6 +37,7 @@ class Size:
 SIZES: dict[Scale, Size] = {
     "smoke": Size("digits", 4, 2, 64, 32, 16, 1),
     "laptop": Size("mnist", 64, 7, 303 * 8, 500, 8, 3),
+    "desk": Size("mnist", 64, 7, 303 * 8, 500, 8, 10),
     "paper": Size("mnist", 64, 120, None, None, 128, 5),
 }
 

@@ -31,6 +31,7 @@ def _whole_or_none(name: str, value: object) -> None:
         whole(name, value)
 
 
+_FOR_TABLES = ("label", "row", "recipe", "search")
 # Of each attack, what has to be given; "images" is how many test images, None for all.
 ATTACKS: dict[str, dict[str, Check]] = {
     "pgd": {"eps": not_negative, "steps": whole, "images": _whole_or_none},
@@ -163,8 +164,8 @@ class TrainConfig:
 
     @classmethod
     def of(cls, config: Config) -> TrainConfig:
-        """From a cell's configuration, whose "label" is for readers alone."""
-        given = {name: value for name, value in config.items() if name != "label"}
+        """From a cell's configuration, some of whose entries are for readers and tables alone."""
+        given = {name: value for name, value in config.items() if name not in _FOR_TABLES}
         known = [each.name for each in dataclasses.fields(cls)]
         unknown = [name for name in given if name not in known]
         if unknown:

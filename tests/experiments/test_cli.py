@@ -113,7 +113,7 @@ def test_a_study_from_beginning_to_end(command: Command, folder: Path) -> None:
     assert steps(folder) == before
     assert command("list") == 0
     assert re.search(r"^figure_fine .* 3/3 +2/2 +0/2$", command.output, re.M)
-    assert re.search(r"^table_uses .* 0/0 +0/0 +0/0$", command.output, re.M)
+    assert re.search(r"^table_uses .* 0/0 +0/0 +0/0 +0/0$", command.output, re.M)
 
 
 def test_all_of_them_with_a_run_that_always_fails(command: Command, folder: Path) -> None:

@@ -19,6 +19,7 @@ def test_the_papers_figures_and_tables_are_all_there() -> None:
         "figure_simple_clip",
         "table_batchnorm",
         "table_dla",
+        "table_rates",
         "table_resnet",
     ]
 
@@ -26,6 +27,14 @@ def test_the_papers_figures_and_tables_are_all_there() -> None:
 EXPERIMENT = """
 from fake_study.adding import config, experiment
 EXPERIMENT = experiment({})
+"""
+
+
+CHECKED = """
+from dataclasses import replace
+from experiments.table_resnet import EXPERIMENT as KNOWN
+wrong = {**KNOWN.grid("paper")[0], "dataset": "nothing like it"}
+EXPERIMENT = replace(KNOWN, name="figure_odd", grid=lambda scale: [wrong])
 """
 
 
@@ -43,6 +52,7 @@ EXPERIMENT = experiment({})
             EXPERIMENT.format("'figure_odd', lambda scale: [config('a', at={1})]"),
             "figure_odd at scale paper: a configuration that JSON cannot hold: .*set",
         ),
+        (CHECKED, "figure_odd at scale paper: a run that cannot be done: .*'nothing like it'"),
     ],
 )
 def test_an_experiment_that_is_not_as_it_should_be(

@@ -152,7 +152,7 @@ def test_a_file_that_is_no_run_is_named(store: Store, change: Any, complaint: st
         ({"result": {}}, "result: expected what came out of the run, got nothing"),
         ({"result": [1]}, "result: expected names with values, got list"),
         ({"run": []}, "run: expected names with values, got list"),
-        ({"scales": "laptop"}, "scales: expected some of smoke, laptop, paper, got laptop"),
+        ({"scales": "laptop"}, "scales: expected some of smoke, laptop, desk, paper, got laptop"),
         ({"scales": []}, "scales: expected some of"),
         ({"scales": ["laptop", {}]}, "scales: expected some of"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import hashlib
 import importlib.metadata
@@ -36,6 +37,32 @@ def test_exported_classes_are_named_by_where_users_find_them() -> None:
             assert exported.__module__ == "spectralclip"
             assert pickle.loads(pickle.dumps(exported)) is exported
     assert not {"Step", "Unbounded", "Comparison"} & set(spectralclip.__all__)
+
+
+def test_what_a_type_checker_sees_is_what_is_there() -> None:
+    tree = ast.parse(Path(spectralclip.__file__).read_text())
+    seen = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("spectralclip"):
+            room = (node.module or "").partition(".")[2]
+            seen |= {alias.name: room for alias in node.names}
+    subpackages = {name for name, room in seen.items() if not room}
+    assert subpackages == set(spectralclip._SUBPACKAGES)
+    assert {name: room for name, room in seen.items() if room} == spectralclip._ROOM_OF
+    assert set(spectralclip.__all__) == set(seen) - {"demo"}
+    assert set(spectralclip.__all__) <= set(dir(spectralclip))
+    with pytest.raises(AttributeError, match="'spectralclip' has no attribute 'svd'"):
+        spectralclip.svd  # noqa: B018
+
+
+def test_names_are_imported_when_they_are_asked_for() -> None:
+    code = (
+        "import sys, torch, spectralclip\n"
+        "print([m for m in sys.modules if m.startswith('spectralclip.')])\n"
+        "spectralclip.svds\n"
+        "print('spectralclip._spectrum' in sys.modules, 'spectralclip._training' in sys.modules)"
+    )
+    assert run(sys.executable, "-c", code).splitlines() == ["[]", "True False"]
 
 
 def run(*command: object, **environment: str) -> str:

@@ -244,3 +244,36 @@ def test_a_schedule_that_would_raise_the_bound() -> None:
     model = Network()
     with pytest.raises(ValueError, match="at most 1, with max_lipschitz"):
         attach(model, None, EXAMPLE, max_lipschitz=1.0, schedule=lambda step: 1.5)
+
+
+def test_a_state_of_single_bounds_is_refused_before_anything_has_changed() -> None:
+    model = Network()
+    with attach(model, None, EXAMPLE, max_norm=1.0) as attachment:
+        attachment.step()
+        state = attachment.state_dict()
+    attachment = attach(Network(), None, EXAMPLE, max_lipschitz=10.0)
+    before = copy.deepcopy(attachment.state_dict())
+    with pytest.raises(ValueError, match="this one holds the network by max_lipschitz"):
+        attachment.load_state_dict(state)
+    with pytest.raises(TypeError, match="'allocation' of the state must have numbers by layer"):
+        attachment.load_state_dict({**before, "allocation": {"parts": 1}})
+    after = attachment.state_dict()
+    assert after["steps"] == before["steps"] and after["allocation"] == before["allocation"]
+    attachment.load_state_dict(before)
+
+
+def test_what_would_be_ignored_is_refused() -> None:
+    with pytest.raises(ValueError, match="proportions are those of the layers' bounds below"):
+        attach(Network(), None, EXAMPLE, proportions={"head": 1.0})
+    heads = SpectralClip(compose="heads")
+    with pytest.raises(ValueError, match='compose="heads" takes none'):
+        attach(Network(), None, EXAMPLE, method=heads, pairs={"stem": "branch"})
+    with pytest.raises(ValueError, match=r"proportions names .'norm'., which Gouk leaves alone"):
+        attach(
+            Network(norm=True),
+            None,
+            EXAMPLE,
+            method=Gouk(batch_norm=False),
+            max_lipschitz=10.0,
+            proportions={"norm": 1.0},
+        )

@@ -181,3 +181,18 @@ def test_the_norms_of_weights_that_are_above_their_bounds_are_accounted_for() ->
         foreseen = attachment.foreseen_spread()
     # 16 standard normal inputs, times 0.5 twice.
     assert foreseen == pytest.approx(0.25, rel=0.15)
+
+
+def test_pressures_of_optimizers_that_step_in_turn() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4))
+    optimizers = [torch.optim.SGD(layer.parameters(), lr=0.5) for layer in model]
+    attachment = attach(model, optimizers, torch.zeros(1, 6), max_norm=0.5)
+    for _ in range(4):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+            (-model(inputs()).square().mean()).backward()
+            optimizer.step()
+    pressures = attachment.pressures()
+    assert set(pressures) == {"0", "1"}
+    assert all(0 < share <= 1.5 for share in pressures.values())

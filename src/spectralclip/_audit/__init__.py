@@ -19,3 +19,6 @@ from spectralclip._audit.table import at_least_zero as at_least_zero
 from spectralclip._audit.table import interval_text as interval_text
 from spectralclip._audit.table import plain_table as plain_table
 from spectralclip._audit.table import rich_table as rich_table
+from spectralclip._common import publish
+
+publish(Audit, AuditComparison, Head, HeadAudit, LayerAudit)

@@ -12,3 +12,6 @@ from spectralclip._bounds.norm_bounds import norm_bounds_and_vector as norm_boun
 from spectralclip._bounds.products import factor_bounds as factor_bounds
 from spectralclip._bounds.products import product_bounds as product_bounds
 from spectralclip._bounds.views import View as View
+from spectralclip._common import publish
+
+publish(Interval)

@@ -12,3 +12,6 @@ from spectralclip._clipping.free_weights import moving_names as moving_names
 from spectralclip._clipping.init_at_bound import InitResult as InitResult
 from spectralclip._clipping.init_at_bound import init_found_layers_ as init_found_layers_
 from spectralclip._clipping.set_spectrum import set_spectrum_ as set_spectrum_
+from spectralclip._common import publish
+
+publish(ClipResult, InitResult)

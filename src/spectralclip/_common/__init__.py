@@ -25,6 +25,7 @@ from spectralclip._common.numbers import positive_number as positive_number
 from spectralclip._common.progress import Progress as Progress
 from spectralclip._common.progress import Steps as Steps
 from spectralclip._common.progress import shown as shown
+from spectralclip._common.public import publish as publish
 from spectralclip._common.tensor_files import TensorFile as TensorFile
 from spectralclip._common.tensor_files import packed as packed
 from spectralclip._common.text import ITSELF as ITSELF

@@ -1,5 +1,6 @@
 """The network as a whole: a bound on its Lipschitz constant, and its local norms."""
 
+from spectralclip._common import publish
 from spectralclip._lipschitz.allocation import HeldBiases as HeldBiases
 from spectralclip._lipschitz.allocation import NetworkRules as NetworkRules
 from spectralclip._lipschitz.allocation import UnboundedNetworkError as UnboundedNetworkError
@@ -14,3 +15,5 @@ from spectralclip._lipschitz.recurrent import state_biases as state_biases
 from spectralclip._lipschitz.result import NetworkBound as NetworkBound
 from spectralclip._lipschitz.result import Step as Step
 from spectralclip._lipschitz.result import Unbounded as Unbounded
+
+publish(NetworkBound)

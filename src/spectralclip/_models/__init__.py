@@ -1,5 +1,6 @@
 """The layers inside a model, and how they are connected."""
 
+from spectralclip._common import publish
 from spectralclip._models.attention import FoundHeads as FoundHeads
 from spectralclip._models.attention import HeadProducts as HeadProducts
 from spectralclip._models.attention import found_heads as found_heads
@@ -41,3 +42,5 @@ from spectralclip._models.survey import FoundLayer as FoundLayer
 from spectralclip._models.survey import Pairs as Pairs
 from spectralclip._models.survey import Survey as Survey
 from spectralclip._models.survey import check_compose as check_compose
+
+publish(FoundLayer)

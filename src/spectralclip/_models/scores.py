@@ -26,7 +26,8 @@ def normal_inputs(model: nn.Module, example_inputs: ExampleInputs) -> Inputs:
         if not tensor.is_floating_point():
             return tensor
         shape = (NORMAL_INPUTS, *tensor.shape[1:])
-        return torch.randn(shape, generator=generator).to(tensor.device, tensor.dtype)
+        made = torch.randn(shape, generator=generator, device="cpu")
+        return made.to(tensor.device, tensor.dtype)
 
     args, kwargs = tree_map_only(Tensor, drawn, call_arguments(model, example_inputs))
     return Inputs(tuple(args), dict(kwargs))

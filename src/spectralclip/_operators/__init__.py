@@ -1,5 +1,6 @@
 """A layer as a linear map: from its `forward` to `M`, applied but never formed."""
 
+from spectralclip._common import publish
 from spectralclip._operators.affine import HALF_PRECISION as HALF_PRECISION
 from spectralclip._operators.affine import AffineFunction as AffineFunction
 from spectralclip._operators.affine import Layer as Layer
@@ -42,3 +43,5 @@ from spectralclip._operators.running_norms import RunningShift as RunningShift
 from spectralclip._operators.running_norms import on_channels as on_channels
 from spectralclip._operators.variants import in_float64 as in_float64
 from spectralclip._operators.variants import operator_at as operator_at
+
+publish(LinearOperator, NotAffineError)

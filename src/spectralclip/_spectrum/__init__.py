@@ -1,5 +1,6 @@
 """Singular values and vectors of an operator."""
 
+from spectralclip._common import publish
 from spectralclip._spectrum.exact import Exact as Exact
 from spectralclip._spectrum.kernel_norm import kernel_norm as kernel_norm
 from spectralclip._spectrum.rough import fresh_ritz as fresh_ritz
@@ -28,3 +29,5 @@ from spectralclip._spectrum.triplets import Spectrum as Spectrum
 from spectralclip._spectrum.triplets import Triplets as Triplets
 from spectralclip._spectrum.triplets import left_vectors as left_vectors
 from spectralclip._spectrum.warm_tracker import RitzTracker as RitzTracker
+
+publish(ConvergenceWarning, Exact, Lanczos, PowerQR, Solver, Spectrum)

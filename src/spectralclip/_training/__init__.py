@@ -1,5 +1,6 @@
 """Norms held while a model trains."""
 
+from spectralclip._common import publish
 from spectralclip._training.attach import attach as attach
 from spectralclip._training.attachment import Attachment as Attachment
 from spectralclip._training.attachment import Schedule as Schedule
@@ -17,3 +18,15 @@ from spectralclip._training.report import LayerReport as LayerReport
 from spectralclip._training.report import TrainingReport as TrainingReport
 from spectralclip._training.spectral_clip import SpectralClip as SpectralClip
 from spectralclip._training.state import saved_vectors as saved_vectors
+
+publish(
+    Attachment,
+    DisagreementError,
+    LayerReport,
+    Method,
+    MethodState,
+    NormEstimate,
+    NormWarning,
+    Sharing,
+    TrainingReport,
+)

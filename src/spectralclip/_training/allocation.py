@@ -86,7 +86,7 @@ class Allocation:
         """Bring the biases that count within what they count at."""
         self._biases.clamp_({n: self.bounds[n] * self._reach[n] for n in self.covered})
 
-    def look(self, norms: Mapping[str, float], pressures: Mapping[str, float]) -> None:
+    def reallocate(self, norms: Mapping[str, float], pressures: Mapping[str, float]) -> None:
         """Move bounds towards the layers that press against theirs.
 
         Args:

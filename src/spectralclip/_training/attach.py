@@ -115,14 +115,25 @@ def attach(
         if max_norm is not None:
             raise ValueError("Give max_norm, or max_lipschitz for the whole network: not both.")
         method = method.for_network()
+    elif proportions != 1.0:
+        raise ValueError(
+            "proportions are those of the layers' bounds below max_lipschitz, and there is none: "
+            "give max_lipschitz, or the bounds themselves by max_norm."
+        )
     bare, optimizers = unwrapped(model), checked_optimizers(optimizer)
     _refuse_evaluated_elsewhere(method, optimizers)
     if method.compose == "heads":
+        if pairs:
+            raise ValueError(
+                'pairs are of layers and their batch norms, and compose="heads" takes none: leave '
+                "pairs out."
+            )
         found = head_layers(bare, example_inputs)
     else:
         found = find_layers(bare, example_inputs, method.compose, pairs=pairs)
     wanted = {name: layer for name, layer in found.items() if method.takes(layer)}
-    _refuse_left_alone(method, max_norm, found, wanted)
+    _refuse_left_alone(method, "max_norm", max_norm, found, wanted)
+    _refuse_left_alone(method, "proportions", proportions, found, wanted)
     if max_lipschitz is None:
         bounds = layer_targets(wanted, 1.0 if max_norm is None else max_norm)
     else:
@@ -231,14 +242,18 @@ def _warn_of_contraction(attachment: Attachment) -> None:
 
 
 def _refuse_left_alone(
-    method: Method, max_norm: object, found: Mapping[str, FoundLayer], wanted: Collection[str]
+    method: Method,
+    argument: str,
+    given: object,
+    found: Mapping[str, FoundLayer],
+    wanted: Collection[str],
 ) -> None:
-    """Raise if bounds are given by name to layers that a method is not for."""
-    names = [name for name in max_norm if name in found] if isinstance(max_norm, Mapping) else []
+    """Raise if an argument gives numbers by name to layers that a method is not for."""
+    names = [name for name in given if name in found] if isinstance(given, Mapping) else []
     others = [name for name in names if name not in wanted]
     if others:
         raise ValueError(
-            f"max_norm names {others}, which {type(method).__name__} leaves alone: of this model "
+            f"{argument} names {others}, which {type(method).__name__} leaves alone: of this model "
             f"it holds {list(wanted)}. Leave them out, or use a method that holds them, as "
             "SpectralClip()."
         )

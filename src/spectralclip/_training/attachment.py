@@ -223,7 +223,13 @@ class Attachment:
                 Nothing has changed then.
         """
         running = self._running()
-        require_state(state, type(self.method).__name__, self.found, len(self._counts))
+        require_state(
+            state,
+            type(self.method).__name__,
+            self.found,
+            len(self._counts),
+            for_network=self._allocation is not None,
+        )
         load_whole(state["layers"], running.layer_states(), running.load_layer_states)
         if self._allocation is not None:
             self._allocation.load_state(state["allocation"])
@@ -357,7 +363,7 @@ class Attachment:
         if allocation is not None:
             allocation.hold_biases_()
             if step % EVERY == 0:
-                allocation.look(self.norms(), self.pressures())
+                allocation.reallocate(self.norms(), self.pressures())
                 self._bounds = dict(allocation.bounds)
 
     def _known(self, norms: dict[str, float], names: Iterable[str]) -> dict[str, NormEstimate]:

@@ -1,4 +1,4 @@
-"""How much of the optimizer's steps a method undoes, looked at now and then."""
+"""How much of the optimizer's steps a method undoes, sampled now and then."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 Weights: TypeAlias = Mapping[str, Sequence[Tensor]]
 
-EVERY = 50  # steps between two looks: three passes over the weights, a fiftieth of them a step
+EVERY = 50  # steps between two samples: three passes over the weights, a fiftieth of them a step
 
 
 @final
@@ -27,7 +27,7 @@ class Pressure:
         self._shares: dict[str, Tensor] = {}
 
     def is_due(self, step: int) -> bool:
-        """Whether a look begins or ends at this step."""
+        """Whether a sample begins or ends at this step."""
         return bool(self._start) or _begins(step)
 
     def before(self, weights: Weights) -> None:
@@ -35,14 +35,17 @@ class Pressure:
         self._moved = {name: _copies(weights[name]) for name in self._start if name in weights}
 
     def after(self, step: int, weights: Weights) -> None:
-        """Take note of where the method has brought them; copy them, if the next step is due."""
+        """Take note of where the method has brought them; copy them, if the next step is due.
+
+        Layers of other optimizers, which step at other times, are waited for.
+        """
         for name, moved in self._moved.items():
-            taken = _distance(moved, self._start[name])
+            taken = _distance(moved, self._start.pop(name))
             undone = _distance(weights[name], moved)
             self._shares[name] = torch.where(taken > 0, undone / taken, 0.0)
         self._moved = {}
-        kept = weights.items() if _begins(step) else ()
-        self._start = {name: _copies(own) for name, own in kept}
+        if _begins(step):
+            self._start |= {name: _copies(own) for name, own in weights.items()}
 
     def read(self) -> dict[str, float]:
         """The shares that are known."""

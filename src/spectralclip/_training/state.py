@@ -10,11 +10,21 @@ import torch
 from torch import Tensor
 
 _KEYS = ("method", "steps", "norms", "layers")
+_ALLOCATION = ("parts", "reach", "bounds")
 _ORIGIN = "it is not from Attachment.state_dict()"
 
 
-def require_state(state: object, method: str, layers: Collection[str], optimizers: int) -> None:
+def require_state(
+    state: object, method: str, layers: Collection[str], optimizers: int, *, for_network: bool
+) -> None:
     """Refuse what is no state of this method on this model with so many optimizers.
+
+    Args:
+        state: What was given.
+        method: The name of the method.
+        layers: Those of the model.
+        optimizers: How many there are.
+        for_network: Whether the network's own bound is held, which takes an allocation.
 
     Raises:
         TypeError: It, or one of its entries, is of another type.
@@ -46,6 +56,8 @@ def require_state(state: object, method: str, layers: Collection[str], optimizer
             raise TypeError(
                 f"{key!r} of the state must be a dict by layer, got {_kind(state[key])}: {_ORIGIN}."
             )
+    if for_network:
+        _require_allocation(state.get("allocation"))
     unknown = [name for name in state["layers"] if name not in layers]
     if unknown:
         raise ValueError(
@@ -58,6 +70,21 @@ def require_state(state: object, method: str, layers: Collection[str], optimizer
                 f"The norm of layer {name!r} in the state must be a number, whether it was "
                 f"checked, and a step; got {norm!r}."
             )
+
+
+def _require_allocation(allocation: object) -> None:
+    if allocation is None:
+        raise ValueError(
+            "The state is of an attachment that held layers by max_norm, and this one holds the "
+            "network by max_lipschitz: attach as the run that saved it did."
+        )
+    parts = allocation if isinstance(allocation, Mapping) else {}
+    numbers = [parts.get(key) for key in _ALLOCATION]
+    if not all(isinstance(own, Mapping) and all(map(_is_number, own.values())) for own in numbers):
+        raise TypeError(
+            f"'allocation' of the state must have numbers by layer as {list(_ALLOCATION)}, got "
+            f"{allocation!r}: {_ORIGIN}."
+        )
 
 
 def load_whole(

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from adapter_cases import Adapted, dense, factors
+from seeds import seeded
 from torch import nn
 
+from oracle import dense_norm
 from spectralclip.integrations.adapters import from_model, report
 
 
@@ -139,3 +141,54 @@ def test_a_merged_base_is_refused() -> None:
     model[0].merged = True
     with pytest.raises(ValueError, match=r"0: expected an adapter beside its base.*unmerge"):
         report(adapter, base=model)
+
+
+class PlainConvolution(nn.Conv2d):
+    """Factors that are plain parameters of the convolution itself."""
+
+    def __init__(self, A: torch.Tensor, B: torch.Tensor, **settings: Any) -> None:
+        super().__init__(3, 8, 3, **settings)
+        self.lora_A, self.lora_B = nn.Parameter(A), nn.Parameter(B)
+
+
+def test_plain_factors_have_the_geometry_of_the_layer_that_holds_them() -> None:
+    with seeded(0):
+        A, B = torch.randn(2, 3, 3, 3), torch.randn(8, 2, 1, 1)
+    update = from_model(nn.Sequential(PlainConvolution(A, B, stride=2, padding=1)))["0"]
+    kernel = torch.tensordot(B.double().flatten(1), A.double(), 1)
+    expected = dense_norm(as_conv(kernel, stride=2, padding=1), (3, 9, 9))
+    assert expected in update.norm_at((3, 9, 9))
+
+
+def as_conv(kernel: torch.Tensor, **settings: Any) -> nn.Conv2d:
+    sizes = (*kernel.shape[1::-1], kernel.shape[-1])
+    conv = nn.Conv2d(*sizes, bias=False, dtype=kernel.dtype, **settings)
+    conv.weight = nn.Parameter(kernel)
+    return conv
+
+
+class LoralibConvolution(nn.Module):
+    """As in loralib: two matrices whose product has the entries of the kernel."""
+
+    def __init__(self, channels: int = 4, rank: int = 2, kernel: int = 3) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, kernel)
+        self.lora_A = nn.Parameter(torch.randn(rank * kernel, channels * kernel))
+        self.lora_B = nn.Parameter(torch.randn(channels * kernel, rank * kernel))
+
+
+class Merged(nn.Linear):
+    """As in loralib: queries and values have factors of their own in one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 18)
+        self.lora_A = nn.Parameter(torch.randn(4, 6))
+        self.lora_B = nn.Parameter(torch.randn(12, 2))
+
+
+def test_factors_of_other_forms_are_left_out_by_name() -> None:
+    model = nn.Sequential(Adapted(rank=3), LoralibConvolution(), Merged())
+    adapter = from_model(model)
+    assert list(adapter) == ["0"]
+    assert "a kernel of several taps" in adapter.left_out["1"]
+    assert adapter.left_out["2"] == "B takes 2 inputs, and A makes 4 outputs"

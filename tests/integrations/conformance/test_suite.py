@@ -77,7 +77,7 @@ def test_another_folder_is_read(tmp_path: Path) -> None:
     [
         (None, "There is no conformance suite in .*give the folder conformance/"),
         ("[", "cannot be read"),
-        ("{}", "cannot be read: 'version'"),
+        ("{}", "lacks 'version'"),
         (json.dumps({"version": 2}), "of version 2, expected 1"),
         (json.dumps({"version": 1, "weights": "none"}), "There is no conformance suite"),
     ],
@@ -87,3 +87,8 @@ def test_what_is_no_suite_is_refused(tmp_path: Path, text: str | None, says: str
         (tmp_path / "truth.json").write_text(text)
     with pytest.raises(ValueError, match=says):
         load(tmp_path)
+
+
+def test_a_file_in_place_of_the_folder_is_refused() -> None:
+    with pytest.raises(ValueError, match="There is no conformance suite in"):
+        load(default_folder() / "truth.json")

@@ -144,7 +144,9 @@ def test_a_frozen_factor_keeps_its_heads_out() -> None:
 def test_their_norms_are_those_of_the_heads(name: str) -> None:
     model = network(name)
     attachment = held(model, None, check_every=0)
-    for layer, norm in attachment.norms().items():
+    norms = attachment._state.norms()  # type: ignore[union-attr]
+    assert set(norms) == set(over_bounds(model))
+    for layer, norm in norms.items():
         expected = over_bounds(model)[layer] * BOUND[layer.rpartition(".")[2]]
         assert float(norm) == pytest.approx(expected, rel=1e-3)
 
@@ -227,3 +229,15 @@ def test_a_factor_that_turns_nan_is_named_and_leaves_the_others_alone() -> None:
     model[0].a.weight.data.nan_to_num_(0.0)
     heads = attention_heads(model, X).values()
     assert max(head.value.upper for head in heads if head.value) <= 1.02 * BOUND["value"]
+
+
+def test_with_another_default_device() -> None:
+    models = [network(name) for name in ("torch", "own")]
+    torch.set_default_device("meta")
+    try:
+        found = [list(attention_heads(model, X)) for model in models]
+        for model in models:
+            attach(model, None, X, method=SpectralClip(compose="heads")).step()
+    finally:
+        torch.set_default_device(None)
+    assert all(found)

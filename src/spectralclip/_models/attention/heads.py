@@ -15,7 +15,15 @@ from spectralclip._models.attention.observe import AttentionCall, DenseCall, obs
 from spectralclip._models.example_inputs import ExampleInputs
 from spectralclip._models.fsdp import gathered, is_sharded_tensor
 from spectralclip._models.survey import Survey
-from spectralclip._operators import Rows, as_operator, in_float64, plain_numerics
+from spectralclip._operators import (
+    BATCH_NORMS,
+    CONVS,
+    TRANSPOSED,
+    Rows,
+    as_operator,
+    in_float64,
+    plain_numerics,
+)
 
 NO_LOGITS = (
     "queries or keys are not neighbouring outputs of a dense layer, as where they are normalized "
@@ -75,8 +83,12 @@ def attention_calls(
 ) -> Iterable[tuple[AttentionCall, Traced, int]]:
     """What goes into torch's attention outside of `nn.MultiheadAttention`, as it was traced."""
     layers = [one.modules[0] for one in survey.layers("none").values()]
-    dense = [part for part in layers if not isinstance(part, (Rows, nn.Embedding))]
+    dense = [part for part in layers if not isinstance(part, _NOT_DENSE)]
     return different_calls(observe(model, example_inputs, dense)) if _attends(model) else ()
+
+
+# What they make is not kept to be compared with queries, keys and values.
+_NOT_DENSE = (Rows, nn.Embedding, *CONVS, *TRANSPOSED, *BATCH_NORMS)
 
 
 def _attends(model: nn.Module) -> bool:
@@ -90,7 +102,7 @@ _Matrices: TypeAlias = dict[nn.Module, tuple[Tensor, Tensor]]
 
 
 def _with_bias(weight: Tensor, bias: Tensor | None) -> Tensor:
-    own = torch.zeros(len(weight), dtype=weight.dtype) if bias is None else bias
+    own = weight.new_zeros(len(weight)) if bias is None else bias
     return torch.cat([weight, own[:, None]], 1)
 
 

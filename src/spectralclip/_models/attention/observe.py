@@ -76,7 +76,7 @@ def observe(
     def drawn(x: Tensor) -> Tensor:
         if not x.is_floating_point():
             return x.detach().clone()
-        return torch.randn(x.shape, generator=generator).to(x.device, x.dtype)
+        return torch.randn(x.shape, generator=generator, device="cpu").to(x.device, x.dtype)
 
     given = call_arguments(model, example_inputs)
     try:

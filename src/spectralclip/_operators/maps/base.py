@@ -7,6 +7,7 @@ convolutions on a CPU that is channels-last, which up to halves the time of an a
 A kind of map is one class. It has to give the two products; whatever else it knows of itself (its
 weight, its blocks, its Frobenius norm, which positions it couples) it says by overriding a method
 here. The defaults are right for any map, and know nothing. Nobody else asks a map for its type.
+`SHORTCUTS` in `_operators/build.py` says which modules get which map.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -78,14 +78,27 @@ def stages_of(
     for name, found in layers.items():
         for member in _members(found, vectors, f"{seed}, {name}"):
             own = [Place.of(parameter) for parameter in member.moving]
-            at = max((n + 1 for n, all_ in enumerate(taken) if _meet(own, all_)), default=0)
+            at = max((n + 1 for n, all_ in enumerate(taken) if _overlap(own, all_)), default=0)
             if at == len(stages):
                 stages.append({})
                 taken.append([])
             stages[at].setdefault(member.key, []).append(member)
             taken[at] += own
-    made = [[_grouped(own) for own in stage.values()] for stage in stages]
+    made = [
+        [_grouped(own) for own in members]
+        for stage in stages
+        for members in _computed_alike(stage.values())
+    ]
     return [Stage(kinds_of(groups), headroom) for groups in made]
+
+
+def _computed_alike(members: Iterable[list[Member]]) -> Iterable[list[list[Member]]]:
+    """By device and precision: tensors of others cannot stand one behind another."""
+    found: dict[Any, list[list[Member]]] = {}
+    for own in members:
+        like = own[0].moving[0]
+        found.setdefault((like.device, like.dtype == torch.float64), []).append(own)
+    return found.values()
 
 
 def _grouped(members: Sequence[Member]) -> Group:
@@ -102,7 +115,7 @@ def _grouped(members: Sequence[Member]) -> Group:
     return group
 
 
-def _meet(own: Sequence[Place], others: Sequence[Place]) -> bool:
+def _overlap(own: Sequence[Place], others: Sequence[Place]) -> bool:
     return any(one.meets(other) for other in others for one in own)
 
 
@@ -131,7 +144,7 @@ def _members(found: FoundLayer, vectors: int, origin: str) -> list[Member]:
     if isinstance(first, Factor):
         second = found.modules[1]
         assert isinstance(second, Factor)
-        pair = Pair(found.name, second, first, origin)
+        pair = Pair(found.name, second, first)
         return [Member((Products, pair.kind), tuple(pair.views), pair, Products)]
     if isinstance(first, BatchNorm) and len(found.modules) == 1:
         weight = first._parameters["weight"]

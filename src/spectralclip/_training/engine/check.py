@@ -37,7 +37,7 @@ class Checks:
         self._every, self._seed = every, seed
         self._followed = frozenset(followed)  # of which a step may not see all; no others are due
         self._gaps = {name: min(FIRST, every) for name in layers}
-        self._next = {name: self._gaps[name] + n % max(1, FIRST) for n, name in enumerate(layers)}
+        self._next = {name: self._gaps[name] + n % FIRST for n, name in enumerate(layers)}
         self.norms: dict[str, tuple[int, float]] = {}
         # Fourier modes show a norm on an endless image, which on a small one may be less.
         self._ratios: dict[str, float] = {}

@@ -72,15 +72,13 @@ class Engine:
         seed: int,
         compile: bool,
     ) -> None:
-        device = next(
-            (p.device for one in layers.values() for p in one.parameters()), torch.device("cpu")
-        )
-        self.is_on_host = device.type == "cpu"
+        devices = {p.device.type for one in layers.values() for p in one.parameters()}
+        self.is_on_host = devices <= {"cpu"}
         width = vectors or (2 if self.is_on_host else 4)
         self._stages = stages_of(layers, headroom, width, seed)
         self._bounds: dict[str, float] = {}
         self._active: set[str] = set()
-        self._is_far, self._headroom = False, headroom
+        self._far, self._headroom = set[str](), headroom  # layers whose bound is new
         self._parts: dict[Place, Stage] = {}
         self._places: dict[str, list[Place]] = {}
         for stage in self._stages:
@@ -105,7 +103,8 @@ class Engine:
         for name, bound in bounds.items():
             before = self._bounds.get(name, math.inf)
             if before != bound:
-                self._is_far = self._is_far or bound < (1 - TUNING.most) * before
+                if bound < (1 - TUNING.most) * before:
+                    self._far.add(name)
                 for place in self._places[name]:
                     place.stage.bounds[place.own] = bound
                     if math.isfinite(before):
@@ -130,15 +129,17 @@ class Engine:
         Args:
             selective: Read back what has changed, and write nothing else.
         """
-        rounds, may_look = ROUNDS if self._is_far else 1, self.is_on_host and not self._is_compiled
+        is_far = bool(self._far & self._active)
+        rounds, may_look = ROUNDS if is_far else 1, self.is_on_host and not self._is_compiled
         with self._evaluating():
             for stage, run in zip(self._stages, self._runs, strict=True):
                 for _ in range(rounds * stage.rounds):
-                    values = stage.run(far=True) if self._is_far else run(may_look=may_look)
+                    values = stage.run(far=True) if is_far else run(may_look=may_look)
                     yield _written(stage, values, selective)
                 for _ in range(AGAIN if self.is_on_host else 0):
                     yield from self._step_again(stage)
-        self._is_far = False
+        # Those of another optimizer, or frozen until now, are still to be brought down.
+        self._far -= self._active
 
     def _step_again(self, stage: Stage) -> Iterator[list[Moved]]:
         """Step layers again that have grown beyond the headroom: one refresh shows a part."""
@@ -199,8 +200,11 @@ class Engine:
             state = place.state()
             state["lag"].copy_(((state["lag"] + found) / 2).clamp_min(found))
             if norm > bound:
-                place.group.shrink(place.index, bound / norm)
                 state["norm"].mul_(bound / norm)
+        if norm > bound:
+            # Once, in however many ways the layer is followed.
+            first = self._places[name][0]
+            first.group.shrink(first.index, bound / norm)
 
     def layer_states(self) -> dict[str, Any]:
         """By layer, what is remembered, in the order of its places."""
@@ -208,7 +212,7 @@ class Engine:
             name: {
                 "bound": self._bounds[name],
                 "places": [{k: v.clone() for k, v in one.state().items()} for one in places],
-                "is_far": self._is_far,
+                "is_far": name in self._far,
             }
             for name, places in self._places.items()
         }
@@ -218,7 +222,7 @@ class Engine:
         """Go on from there."""
         bounds = {name: float(state["bound"]) for name, state in states.items()}
         self.set_bounds({name: bounds.get(name, self._bounds[name]) for name in self._active})
-        self._is_far = any(state["is_far"] for state in states.values())
+        self._far = {name for name, state in states.items() if state["is_far"]}
         for name, state in states.items():
             for place, saved in zip(self._places.get(name, []), state["places"], strict=False):
                 for key, tensor in place.state().items():

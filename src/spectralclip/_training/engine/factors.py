@@ -36,9 +36,9 @@ class Factors(Group):
         self.peaks = self._scales.amax(1) * unit
 
     def moved(self, scale: Tensor, cuts: Tensor) -> list[Tensor]:
-        bound = cuts[:, None]
-        share = (bound / self._scales).clamp(max=1.0)
-        return [self._stored * share.masked_fill(bound == 0, 1)]
+        limit = cuts[:, None]
+        share = (limit / self._scales).clamp(max=1.0)
+        return [self._stored * share.masked_fill(limit == 0, 1)]
 
 
 @final
@@ -56,5 +56,4 @@ class Clamps(Kind):
 
     def find(self, target: Tensor, most: Tensor) -> Found:
         norms = self.norms()
-        ones = torch.ones_like(norms)
-        return Found(ones, norms > 1, ones)
+        return Found(torch.ones_like(norms), norms > target, target)

@@ -24,8 +24,6 @@ from spectralclip._common import Shape
 from spectralclip._linalg import folded_frequencies
 from spectralclip._training.engine.tuning import TUNING
 
-MOST_CELLS = (16, 10, 6)  # along an axis, by the number of axes
-
 
 @final
 @dataclass(frozen=True)
@@ -98,9 +96,8 @@ class Frequencies:
         # Taps that are g steps apart, as with dilation, repeat themselves g times around the torus.
         apart = (taps.steps - taps.steps[0]).long().T.tolist()
         repeats = [max(1, math.gcd(*axis)) for axis in apart]
-        most = MOST_CELLS[len(apart) - 1]
-        spans = [(max(axis) - min(axis)) // g for axis, g in zip(apart, repeats, strict=True)]
-        sizes = tuple(max(1, min(TUNING.cells * span, most)) for span in spans)
+        cells = TUNING.cells[len(apart) - 1]
+        sizes = tuple(cells if max(axis) > min(axis) else 1 for axis in apart)
         centers = _angles(sizes) / torch.tensor(repeats, dtype=torch.float64, device="cpu")
         reach = [math.pi / (size * g) for size, g in zip(sizes, repeats, strict=True)]
         return Frequencies(centers, tuple(reach))

@@ -60,8 +60,8 @@ class Group(ABC):
             scale: What kernels are multiplied with before they are cut; one for those that stay as
                 they are, bit for bit.
             cuts: Times the bound, how much of each cut to add, which is never above zero; of
-                matrices what to add within a block; of batch norms the bound itself. Zeros for
-                those that stay as they are.
+                matrices what to add within a block; of batch norms what factors are clamped to.
+                Zeros for those that stay as they are.
         """
 
     def shrink(self, index: int, factor: float) -> None:

@@ -1,4 +1,8 @@
-"""Convolutions with zero or circular padding, followed through Fourier modes."""
+"""Layers that are followed through Fourier modes.
+
+These are convolutions with zero or circular padding, and dense layers with a batch norm, which have
+one mode. Of convolutions with other paddings, full vectors see to the borders after this.
+"""
 
 from __future__ import annotations
 

@@ -26,13 +26,11 @@ class Pair:
         name: Of the layer.
         left: The first factor.
         right: The second one, with as many units.
-        origin: Where its random numbers come from.
     """
 
     name: str
     left: Factor
     right: Factor
-    origin: str = ""
 
     @property
     def scale(self) -> float:

@@ -53,7 +53,7 @@ def leading(
             makes of them. The first k are nearly orthonormal, the others of any length.
         turns: Of 2 k vectors.
         eye: As large.
-        by_products: As for `inverse_root`.
+        by_products: As for `whitening`.
 
     Returns:
         What mixes planes into those of k vectors, `(N, 2 k, 4 k)`, and their values, `(N, k)`.

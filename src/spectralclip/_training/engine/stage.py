@@ -92,8 +92,7 @@ class Stage:
         grown = torch.mul(grown, self._lags, out=self.grown)
         grown = torch.maximum(TUNING.calm * state["growth"], grown)
         torch.where(is_non_finite, state["growth"], grown, out=state["growth"])
-        norm = top * scale
-        norm = torch.where(self.is_active, torch.minimum(norm, target), norm)
+        norm = torch.where(self.is_active, torch.minimum(top * scale, target), top)
         torch.where(is_non_finite, state["norm"], norm, out=state["norm"])
         scale = (scale / share).masked_fill(~touched, 1)
         factor = self.bounds * touched

@@ -58,7 +58,7 @@ def clip_convolution_(update: Update, max_norm: float, in_shape: Sequence[int]) 
     """Clip the convolution that is left once B has orthonormal columns, by `clip_`."""
     max_norm = positive_number(max_norm, "max_norm")
     B = on_host(update.B).flatten(1)
-    conv, Q = update.thin_convolution(in_shape)
+    conv, Q = update.thin_convolution()
     result = clip_(conv, in_shape, max_norm, certify=True)
     if result.distance == 0:
         return result

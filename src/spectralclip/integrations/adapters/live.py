@@ -6,17 +6,20 @@ they have in common is a pair of names such as `lora_A` and `lora_B`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from spectralclip._models import unwrapped
 from spectralclip.integrations.adapters.adapter import Adapter
 from spectralclip.integrations.adapters.naming import DORA, GROUPED, PEFT_PREFIX
 from spectralclip.integrations.adapters.update import Update, require_thin
 
+_GEOMETRY = ("stride", "padding", "dilation")
 _PAIRS = (
     ("lora_A", "lora_B"),
     ("lora_a", "lora_b"),
@@ -112,15 +115,40 @@ def _other_form(module: Any, B: Any, A: Any, name: str | None) -> str:
         return "its factors are no tensors"
     if left.ndim > 2 and left.shape[1] < right.shape[0]:
         return GROUPED
-    if getattr(A, "groups", 1) != 1:
+    if left.ndim == right.ndim == 2:
+        return _other_matrices(module, left, right)
+    conv = _convolution(module, A)
+    if getattr(conv, "groups", 1) != 1:
         return "a grouped convolution, whose A sees only a part of the inputs"
-    if getattr(A, "padding_mode", "zeros") != "zeros":
-        return f"its convolution pads by {A.padding_mode!r}: updates are measured with zeros"
+    mode = getattr(conv, "padding_mode", "zeros")
+    if mode != "zeros":
+        return f"its convolution pads by {mode!r}: updates are measured with zeros"
     return ""
 
 
+def _other_matrices(module: nn.Module, left: Tensor, right: Tensor) -> str:
+    """Why two matrices are not the factors of an update, if they are not."""
+    if left.shape[1] != right.shape[0]:
+        # As where queries, keys and values have factors of their own in one tensor.
+        return f"B takes {left.shape[1]} inputs, and A makes {right.shape[0]} outputs"
+    entries = left.shape[0] * right.shape[1]
+    for part in (module, *module.children()):
+        is_kernel = isinstance(part, _ConvNd) and part.weight.numel() == entries
+        if is_kernel and math.prod(part.kernel_size) > 1:
+            # As of loralib: the product is the kernel, with its entries in another order.
+            return "two matrices whose product is a kernel of several taps, and no matrix of it"
+    return ""
+
+
+def _convolution(module: nn.Module, A: Any) -> Any:
+    """What has the stride and padding of an update: A itself, or the layer that holds it."""
+    return module if not isinstance(A, nn.Module) and isinstance(module, _ConvNd) else A
+
+
 def _update(layer: str, module: Any, A: Any, B: Any, name: str | None) -> Update:
-    known = {key: getattr(A, key) for key in ("stride", "padding", "dilation") if hasattr(A, key)}
+    conv = _convolution(module, A)
+    is_layer = isinstance(conv, nn.Module)
+    known = {key: getattr(conv, key) for key in _GEOMETRY if is_layer and hasattr(conv, key)}
     transposed = bool(getattr(module, "fan_in_fan_out", False))
     embeds = _factor(A) is A and name is not None and A is _embedding_factor(module, name)
     right, left = _factor(A), _factor(B)

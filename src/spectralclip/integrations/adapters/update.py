@@ -158,12 +158,13 @@ class Update(nn.Module):
         if not self.is_convolution:
             norm = self.norm
             return Interval(norm, norm, "exact", 0.0)
-        conv, _ = self.thin_convolution(self._image(in_shape))
-        found = norm_bounds(conv, self._image(in_shape))
+        image = self._image(in_shape)
+        conv, _ = self.thin_convolution()
+        found = norm_bounds(conv, image)
         ends = found.lower * (1 - _TURNED), found.upper * (1 + _TURNED)
         return Interval(*ends, found.kind, found.failure, found.num_matvecs)
 
-    def thin_convolution(self, in_shape: Sequence[int]) -> tuple[nn.Module, Tensor]:
+    def thin_convolution(self) -> tuple[nn.Module, Tensor]:
         """A convolution of `min(r, out)` outputs in float64, and an orthonormal Q to follow it.
 
         Together they are the update. Q changes no length: singular values, and distances between

@@ -119,12 +119,14 @@ def load(folder: Path | str | None = None) -> list[ConformanceLayer]:
             )
         weights = read_weights(place / document["weights"])
         return [_layer(entry, weights) for entry in document["layers"]]
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(
             f"There is no conformance suite in {place} ({error}): give the folder conformance/ of "
             "a checkout."
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except KeyError as error:
+        raise ValueError(f"The conformance suite in {place} lacks {error}.") from error
+    except (ValueError, TypeError) as error:
         raise ValueError(f"The conformance suite in {place} cannot be read: {error}.") from error
 
 

@@ -1,0 +1,51 @@
+"""Takes the best rate of each search: `python -m experiments.table_rates.choose`.
+
+The best is the one with the highest accuracy on the images that were held out; of equals, the
+lowest. A search counts when all of its runs are there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from experiments.accuracy.grid import CHANCE
+from experiments.accuracy.rates import FILE
+from experiments.experiment import Record
+from experiments.store import Store, default_folder
+from experiments.table_rates.grid import grid
+
+SCALE = "desk"
+
+
+def accuracy(record: Record) -> float:
+    """On the images held out; a training that diverged is at chance."""
+    return CHANCE if record.result.get("diverged") else float(record.result["test_accuracy"])
+
+
+def by_search(records: Sequence[Record]) -> dict[str, dict[float, float]]:
+    """Of each search, the accuracy by rate."""
+    found: dict[str, dict[float, float]] = {}
+    for record in sorted(records, key=lambda record: record.config["lr"]):
+        found.setdefault(record.config["search"], {})[record.config["lr"]] = accuracy(record)
+    return found
+
+
+def chosen(records: Sequence[Record]) -> dict[str, float]:
+    """The rate of each search that is complete."""
+    wanted: dict[str, set[float]] = {}
+    for config in grid(SCALE):
+        wanted.setdefault(config["search"], set()).add(config["lr"])
+    found = by_search(records)
+    complete = [key for key, rates in wanted.items() if rates <= set(found.get(key, {}))]
+    return {key: max(found[key], key=lambda rate: (found[key][rate], -rate)) for key in complete}
+
+
+def main() -> None:
+    rates = chosen(Store(default_folder(SCALE)).records("table_rates", SCALE))
+    FILE.write_text(json.dumps(rates, indent=1) + "\n", encoding="utf-8")
+    print(f"{len(rates)} rates in {FILE.name}")
+
+
+if __name__ == "__main__":
+    main()

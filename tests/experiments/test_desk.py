@@ -1,0 +1,174 @@
+"""The scale between laptop and paper: its grids, its learning rates, and what claims rest on."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from table_records import GAINS, TABLES, made_up
+
+pytest.importorskip("jinja2")
+pytest.importorskip("vl_convert")
+
+from experiments import figure_compensation, figure_concat, registry, table_rates
+from experiments.accuracy import grid as accuracy_grid
+from experiments.accuracy.claims import Column, values
+from experiments.accuracy.grid import BOUNDED, METHODS, PAPER, PAPERS
+from experiments.accuracy.rates import FILE, rate_key
+from experiments.experiment import Record, Table
+from experiments.figure_layer_norms.measured import norms
+from experiments.measuring import stopwatch
+from experiments.measuring.stopwatch import Stopwatch
+from experiments.store import Store
+from experiments.table_rates.choose import chosen
+from experiments.trained import resnet
+from experiments.training import TrainConfig
+
+RESULTS = Path(__file__).parents[2] / "results"
+NO_BN = Column("resnet18", "cifar10", batch_norm=False)
+
+
+@pytest.fixture
+def rated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if all rates were chosen."""
+    monkeypatch.setattr(accuracy_grid, "chosen_rate", lambda key: 0.0123)
+
+
+def test_runs_wait_for_their_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    only = rate_key("cifar10", True, PAPER, "gouk")
+    monkeypatch.setattr(accuracy_grid, "chosen_rate", {only: 0.7}.get)
+    found = TABLES["table_resnet"].grid("desk")
+    assert {(one["method"], one["dataset"], one["lr"]) for one in found} == {
+        ("gouk", "cifar10", 0.7)
+    }
+    clamped = TABLES["table_batchnorm"].grid("desk")
+    assert {(one["method"], one["lr"]) for one in clamped} == {("gouk+bn", 0.7)}
+
+
+@pytest.mark.usefixtures("rated")
+@pytest.mark.parametrize("name", list(TABLES))
+def test_every_run_can_be_done(name: str) -> None:
+    cells = registry.cells([name], "desk")
+    own = [cell for cell in cells if cell.experiment == name]
+    assert own and len({cell.id for cell in own}) == len(own)
+    for cell in own:
+        config = TrainConfig.of(cell.config.get("training", cell.config))
+        assert (config.lr, config.schedule, config.train_images) == (0.0123, "one_cycle", None)
+
+
+@pytest.mark.usefixtures("rated")
+def test_cells_that_claims_rest_on_have_three_seeds() -> None:
+    counts: Counter[Any] = Counter()
+    for name in ("table_resnet", "table_dla", "table_batchnorm"):
+        for config in TABLES[name].grid("desk"):
+            key = (config["model"], config["dataset"], config["batch_norm"])
+            recipe = config.get("recipe", PAPER)
+            counts[(*key, recipe, config.get("row") or config["method"])] += 1
+    for dataset in ("mnist", "cifar10"):
+        for method in METHODS:
+            assert counts["resnet18", dataset, True, PAPER, method] == 3
+            assert counts["resnet18", dataset, False, BOUNDED, method] == 3
+            assert counts["resnet18", dataset, False, PAPER, method] == 1
+            assert counts["dla", dataset, True, PAPER, method] == 3
+        for method in PAPERS:
+            assert counts["dla", dataset, False, PAPER, method] == 3
+    assert counts["resnet18", "cifar10", False, BOUNDED, "spectral_clip_network"] == 3
+    assert counts["resnet18", "cifar10", True, PAPER, "spectral_clip_center"] == 1
+
+
+@pytest.mark.usefixtures("rated")
+def test_claims_without_batch_norm_rest_on_the_recipe_for_bounds(tmp_path: Path) -> None:
+    store, table = Store(tmp_path), TABLES["table_resnet"]
+    for cell in table.cells("desk"):
+        is_paper = not cell.config["batch_norm"] and "recipe" not in cell.config
+        result, run = made_up(cell.config, {"fast_clip": -0.15} if is_paper else GAINS)
+        store.save(cell, result, run)
+    records = store.records("table_resnet", "desk")
+    by_paper = values(records, NO_BN, "fast_clip", "test_accuracy")
+    by_bounds = values(records, NO_BN.learning(records), "fast_clip", "test_accuracy")
+    assert list(by_paper) == [0] and sorted(by_bounds) == [0, 1, 2]
+    assert by_bounds[0] > by_paper[0] + 0.2
+    first = table.claims[0].judge(records)
+    assert first.kind == "reproduced", first.reason
+    captions = [one.caption for one in table.section(records).blocks if isinstance(one, Table)]
+    assert len(captions) == 6  # three accuracies by either recipe
+
+
+@pytest.mark.usefixtures("rated")
+def test_figures_share_the_trainings_of_the_tables() -> None:
+    for scale in ("desk", "paper"):
+        assert figure_concat.EXPERIMENT.grid(scale) == []
+        cells = registry.cells(["figure_concat"], scale)
+        records = [Record(c.experiment, c.id, scale, c.config, {"x": 1}, {}) for c in cells]
+        for method in resnet.METHODS:
+            found = resnet.of(records, method)
+            datasets = {record.config["dataset"] for record in found}
+            assert datasets == {"cifar10"} and len(found) == (3 if scale == "desk" else 5)
+        assert figure_compensation.EXPERIMENT.used(scale) == ("table_resnet",)
+
+
+def test_norms_of_layers_leave_batch_norms_and_compositions_out() -> None:
+    found = {"conv1": 1.0, "bn1": 5.0, "conv1+bn1": 3.0, "head": 0.5}
+    record = Record("table_resnet", "x", "desk", {}, {"norms": found}, {})
+    assert norms(record) == {"conv1": 1.0, "head": 0.5}
+
+
+def test_rates_are_searched_for_all_that_is_trained() -> None:
+    wanted = set()
+
+    def noted(key: str) -> float:
+        wanted.add(key)
+        return 0.1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accuracy_grid, "chosen_rate", noted)
+        for name in TABLES:
+            TABLES[name].grid("desk")
+    searched = [config["search"] for config in table_rates.EXPERIMENT.grid("desk")]
+    assert set(searched) == wanted
+    assert set(Counter(searched).values()) == {3}
+    for config in table_rates.EXPERIMENT.grid("desk"):
+        settings = TrainConfig.of(config)
+        assert (settings.epochs, settings.held_out, settings.attacks) == (1, 5000, None)
+        assert settings.seed not in range(10)
+
+
+def searched(accuracies: dict[str, list[float | None]]) -> list[Record]:
+    """Records of searches; None is a training that diverged."""
+    found, left = [], {key: list(own) for key, own in accuracies.items()}
+    for config in sorted(table_rates.EXPERIMENT.grid("desk"), key=lambda one: one["lr"]):
+        if left.get(config["search"]):
+            value = left[config["search"]].pop(0)
+            result = {"diverged": "nan"} if value is None else {"test_accuracy": value}
+            found.append(Record("table_rates", config["label"], "desk", config, result, {}))
+    return found
+
+
+def test_the_best_rate_is_taken_and_of_equals_the_lowest() -> None:
+    gouk, miyato, few = (rate_key("cifar10", True, PAPER, m) for m in ("gouk", "miyato", "none"))
+    records = searched({gouk: [0.3, 0.5, None], miyato: [0.4, 0.4, 0.1], few: [0.1, 0.2]})
+    assert chosen(records) == {gouk: 0.1, miyato: 0.05}
+    assert table_rates.EXPERIMENT.section(records).blocks
+
+
+def test_the_rates_in_use_are_those_that_were_found() -> None:
+    records = Store(RESULTS).records("table_rates", "desk")
+    assert json.loads(FILE.read_text()) == chosen(records)
+
+
+def test_the_time_of_several_calls_is_their_median(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(stopwatch.time, "process_time", lambda: 0.5 * now[0])
+    durations = iter([5.0, 1.0, 2.0])
+
+    def work() -> float:
+        now[0] += next(durations)
+        return now[0]
+
+    watch = Stopwatch()
+    assert watch.time("x", work, repeats=3) == 8.0
+    assert watch.seconds == {"x": 2.0} and watch.shares == {"x": 0.5}
