@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 from experiments.accuracy.grid import CHANCE
 from experiments.accuracy.rates import FILE
-from experiments.experiment import Record
+from experiments.experiment import Record, Scale
 from experiments.store import Store, default_folder
 from experiments.table_rates.grid import grid
 
-SCALE = "desk"
+SCALE: Scale = "desk"
 
 
 def accuracy(record: Record) -> float:

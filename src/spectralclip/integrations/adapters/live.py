@@ -132,11 +132,10 @@ def _other_matrices(module: nn.Module, left: Tensor, right: Tensor) -> str:
         # As where queries, keys and values have factors of their own in one tensor.
         return f"B takes {left.shape[1]} inputs, and A makes {right.shape[0]} outputs"
     entries = left.shape[0] * right.shape[1]
-    for part in (module, *module.children()):
-        is_kernel = isinstance(part, _ConvNd) and part.weight.numel() == entries
-        if is_kernel and math.prod(part.kernel_size) > 1:
-            # As of loralib: the product is the kernel, with its entries in another order.
-            return "two matrices whose product is a kernel of several taps, and no matrix of it"
+    convs = [part for part in (module, *module.children()) if isinstance(part, _ConvNd)]
+    if any(conv.weight.numel() == entries and math.prod(conv.kernel_size) > 1 for conv in convs):
+        # As of loralib: the product is the kernel, with its entries in another order.
+        return "two matrices whose product is a kernel of several taps, and no matrix of it"
     return ""
 
 
