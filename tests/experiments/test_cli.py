@@ -100,7 +100,7 @@ def expected(experiment: str, scale: Any) -> dict[str, Any]:
 
 def test_a_study_from_beginning_to_end(command: Command, folder: Path) -> None:
     assert command("list") == 0
-    assert re.search(r"^figure_fine +The figure_fine .* 0/3 +0/2 +0/2$", command.output, re.M)
+    assert re.search(r"^figure_fine +The figure_fine .* 0/3 +0/2 +0/2 +0/2$", command.output, re.M)
     assert command("run", "figure_fine", "--workers", 2) == 0
     assert command.output == "runs/smoke: 3 runs stored, 0 were there, 0 failed.\n"
     assert totals(folder / "runs/smoke", "figure_fine", "smoke") == expected("figure_fine", "smoke")
@@ -112,7 +112,7 @@ def test_a_study_from_beginning_to_end(command: Command, folder: Path) -> None:
     assert command.output == "results: 0 runs stored, 2 were there, 0 failed.\n"
     assert steps(folder) == before
     assert command("list") == 0
-    assert re.search(r"^figure_fine .* 3/3 +2/2 +0/2$", command.output, re.M)
+    assert re.search(r"^figure_fine .* 3/3 +2/2 +0/2 +0/2$", command.output, re.M)
     assert re.search(r"^table_uses .* 0/0 +0/0 +0/0 +0/0$", command.output, re.M)
 
 

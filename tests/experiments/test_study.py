@@ -29,6 +29,7 @@ NAMES = [
     "figure_simple_clip",
     "table_batchnorm",
     "table_dla",
+    "table_rates",
     "table_resnet",
 ]
 FIRST_STEPS = 2

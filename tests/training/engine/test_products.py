@@ -32,7 +32,7 @@ class Product:
         )
         left = Factor(self.first, slice(None), in_rows=True, is_last=True, scale=0.5)
         right = Factor(self.second, slice(None), in_rows=False, offset=self.offset)
-        self.pair = Pair(name, left, right, name)
+        self.pair = Pair(name, left, right)
 
     def matrices(self) -> tuple[Tensor, Tensor]:
         """Both factors, `(units, inputs)`, in double precision."""
