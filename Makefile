@@ -32,7 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 # The packages that the library integrates with are large: only test-all needs them.
 INTEGRATIONS := .venv/.integrations
 $(INTEGRATIONS): $(STAMP)
-	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[dev,integrations,optimizers]"
+	$(BIN)/python -m pip install --constraint constraints.txt --editable ".[dev,integrations,optimizers,cluster]"
 	touch $@
 
 DOCS := .venv/.docs
