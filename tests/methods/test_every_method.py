@@ -68,7 +68,7 @@ def begun_or_refused(name: str, trainee: Trainee) -> Run:
     try:
         return begun(name, trainee)
     except ValueError as error:
-        assert "found no layer to take care of" in str(error)
+        assert "found no layer to constrain" in str(error)
         assert not trainee.norm
         layers = begun(name, WITH_NORM).attachment.layers.values()
         assert all(isinstance(layer.modules[0], nn.BatchNorm2d) for layer in layers)

@@ -253,7 +253,7 @@ def test_bad_requests() -> None:
     recurrent, one = nn.RNN(3, 3), {"weight_hh_l0": 1.0}
     with pytest.raises(ValueError, match=r"\['weight_hh_l0'\], which FastClip leaves alone"):
         attach(recurrent, None, torch.zeros(2, 1, 3), method=FastClip(), max_norm=one)
-    with pytest.raises(ValueError, match="FastClip found no layer to take care of"):
+    with pytest.raises(ValueError, match="FastClip found no layer to constrain"):
         attach(nn.Sequential(nn.ReLU()), None, EXAMPLE, method=FastClip())
     with pytest.raises(ValueError, match=r"ClipBatchNorm found no layer .* among \['0'\]"):
         attach(nn.Sequential(nn.Conv2d(1, 2, 3)), None, EXAMPLE, method=ClipBatchNorm())

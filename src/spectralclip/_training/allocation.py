@@ -18,13 +18,13 @@ from spectralclip._lipschitz import (
 from spectralclip._models import ExampleInputs, FoundLayer, sharded_modules
 from spectralclip._training.biases import Biases
 
-EVERY = 100  # steps between two looks at which layers need their bounds
+EVERY = 100  # steps from one reallocation of the bounds to the next
 # Shares of its bound: from which on a layer presses against it, and at which SpectralClip leaves
 # one. What grows fast is left at 0.96 or above, and is to be expected at the second later on.
 _PRESSES, _AT_REST = 0.95, 0.99
-# By which share of its bound a layer counts as lower at each look, if it was seen higher before.
+# By which share of its bound a layer counts as lower each time, if it was seen higher before.
 _FORGET = 0.005
-_MOVE = 1.05  # by which a layer's part of the network's bound changes at one look
+_MOVE = 1.05  # by which a layer's part of the network's bound changes at a time
 _FAILURE = 1e-6  # the probability that a certificate of `clip_` is wrong, at most
 _MOST_ROUNDS = 8  # of clipping at the end: one or two are needed, for what intervals leave open
 
@@ -146,7 +146,7 @@ class Allocation:
         """What is proved of the network, the layers having been clipped with certificates."""
         if not sharded_modules(self._model):
             return lipschitz_bounds(self._model, self._example_inputs, local=False)
-        # No process has a whole layer to look at again: each is within its bound.
+        # No process has a whole layer to measure again: each is within its bound.
         upper, failure = self._rules.of(self.bounds), _FAILURE * len(self.covered)
         return NetworkBound(lower=0.0, upper=upper, failure=failure, product=upper)
 

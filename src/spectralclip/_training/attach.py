@@ -141,7 +141,7 @@ def attach(
     if not bounds:
         _refuse_others(method, found)
         raise ValueError(
-            f"{type(method).__name__} found no layer to take care of among {list(found)}: "
+            f"{type(method).__name__} found no layer to constrain among {list(found)}: "
             "skipped_layers says what else there is in the model, and why it is left out."
         )
     layers = {name: wanted[name] for name in bounds}
@@ -184,7 +184,7 @@ def _refuse_evaluated_elsewhere(method: Method, optimizers: Optimizers) -> None:
 
 
 def _warn_of_another(layers: Mapping[str, FoundLayer], optimizers: Optimizers) -> None:
-    """Say that a layer is taken care of twice: most often a line that was run again."""
+    """Say that a layer is constrained twice: most often a line that was run again."""
     for other in LIVE:
         for name, layer in layers.items():
             held = other.layers.get(name)
@@ -224,7 +224,7 @@ def _warn_of_other_weights(model: nn.Module, layers: Mapping[str, FoundLayer]) -
     if free:
         warn(
             f"The weights {free} are trained, and are not held: max_lipschitz counts them as they "
-            f"are, and looks at them every {EVERY} steps. In between the network may exceed it."
+            f"are, and measures them every {EVERY} steps. In between the network may exceed it."
         )
 
 

@@ -93,7 +93,7 @@ class Attachment:
 
     @property
     def layers(self) -> dict[str, FoundLayer]:
-        """The layers that are taken care of now, by name."""
+        """The layers that are constrained now, by name."""
         return {name: self.found[name] for name in self._sharing.moving()}
 
     @property
@@ -127,7 +127,7 @@ class Attachment:
 
     @property
     def max_norms(self) -> dict[str, float]:
-        """The bound of each layer that is taken care of, at the latest step."""
+        """The bound of each layer that is constrained, at the latest step."""
         bounds = self._bounds_at(self.steps)
         return {name: bounds[name] for name in self._sharing.moving()}
 

@@ -30,8 +30,8 @@ class Biases:
 
     In the rule of a GRU the two stand side by side, in `k = m sqrt(width) |W_hn| + |b_hn|`. If one
     number bounds both, the network's bound is a function of the norms of layers alone, at every
-    step and not only at those at which the allocation looks. To reserve for the bias's growth
-    would be a guess, and to look at it at each step a value read back from the device; a clamp is
+    step and not only at those at which bounds are reallocated. To reserve for the bias's growth
+    would be a guess, and to read it back from the device at each step would stall that; a clamp is
     neither. It costs a share of `1 / sqrt(width)` of k, and hardly any freedom: what does not
     depend on the reset gate can be said by `b_in`, which is free.
 

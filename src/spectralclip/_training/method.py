@@ -59,7 +59,7 @@ class MethodState(ABC):
         return dict(self._norms)
 
     def known_norms(self) -> dict[str, float]:
-        """What is known of norms after each step without a further look, which others are told."""
+        """What is known of norms after each step without measuring again, which others are told."""
         return self.norms()
 
     def record(self, name: str, norm: float, trouble: str = "") -> None:
@@ -93,7 +93,7 @@ class MethodState(ABC):
     def generator(self, *origin: object) -> torch.Generator:
         """A source of random numbers that depends on the seed and on what is given here alone.
 
-        So they are the same whichever process takes care of a layer, and after a restart.
+        So they are the same whichever process works on a layer, and after a restart.
         """
         return seeded(", ".join(map(str, (self.seed, *origin))))
 
@@ -150,7 +150,7 @@ class Method(NamedSettings, ABC):
 
     @property
     def divides(self) -> bool:
-        """Whether processes that train together may each take care of some of the layers."""
+        """Whether processes that train together may each work on some of the layers."""
         return not self.reparametrizes
 
     def takes(self, layer: FoundLayer) -> bool:

@@ -165,7 +165,7 @@ def test_refused(name: str) -> None:
         layers["conv"], *layers["conv"].in_shapes
     )
     assert "shared with right" in method.why_not(layers["left"], *layers["left"].in_shapes)
-    with pytest.raises(ValueError, match="found no layer to take care of"):
+    with pytest.raises(ValueError, match="found no layer to constrain"):
         attach(TwoUses(), None, torch.zeros(1, 2, 8, 8), method=method)
 
 

@@ -46,7 +46,7 @@ class Follower(ABC):
 
     @abstractmethod
     def keep(self, mix: Tensor) -> None:
-        """Go on with the leading vectors of the space that was looked at."""
+        """Go on with the leading vectors of the space that was searched."""
 
     @abstractmethod
     def cuts(self, places: Tensor, values: Tensor) -> Tensor:

@@ -130,11 +130,11 @@ class Engine:
             selective: Read back what has changed, and write nothing else.
         """
         is_far = bool(self._far & self._active)
-        rounds, may_look = ROUNDS if is_far else 1, self.is_on_host and not self._is_compiled
+        rounds, may_read = ROUNDS if is_far else 1, self.is_on_host and not self._is_compiled
         with self._evaluating():
             for stage, run in zip(self._stages, self._runs, strict=True):
                 for _ in range(rounds * stage.rounds):
-                    values = stage.run(far=True) if is_far else run(may_look=may_look)
+                    values = stage.run(far=True) if is_far else run(may_read=may_read)
                     yield _written(stage, values, selective)
                 for _ in range(AGAIN if self.is_on_host else 0):
                     yield from self._step_again(stage)
@@ -150,7 +150,7 @@ class Engine:
                     alone = kinds_of([place.group.alone(place.index)])
                     self._parts[place] = stage.part(place.own, alone)
                 part = self._parts[place]
-                values = part.run(may_look=True)
+                values = part.run(may_read=True)
                 yield _written(part, values, selective=True)
 
     @torch.no_grad()

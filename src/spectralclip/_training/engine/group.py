@@ -22,7 +22,7 @@ class Group(ABC):
         kernels: Independent maps that each layer consists of, as the groups of a convolution.
         degree: Of the layer in what moves: it is multiplied with `s^degree` where that is with s.
         state: What is remembered from step to step, each `(kernels of all layers, ...)`.
-        is_seen_whole: Whether one look shows all, even of weights that have been replaced.
+        is_seen_whole: Whether one refresh shows all, even of weights that have been replaced.
         alone: One of the layers as a group, which remembers the same of it.
     """
 

@@ -106,7 +106,7 @@ class Modes(Group):
         return torch.bmm(table, taken.view(len(table), table.shape[2], -1))
 
     def keep(self, mix: Tensor) -> None:
-        """Go on with the leading vectors of the space that was looked at."""
+        """Go on with the leading vectors of the space that was searched."""
         torch.bmm(mix, self._basis, out=self.state["vectors"].flatten(0, 1))
         self._images = torch.bmm(mix, self._images)
 

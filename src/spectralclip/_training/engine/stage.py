@@ -70,15 +70,15 @@ class Stage:
             self._refresh()
         self.state["norm"].copy_(joined([kind.norms() for kind in self._kinds]))
 
-    def run(self, *, far: bool = False, may_look: bool = False) -> list[Tensor]:
+    def run(self, *, far: bool = False, may_read: bool = False) -> list[Tensor]:
         """One step: the parameters as they are to be, in the order of `parameters()`.
 
         Args:
             far: Cut even what is far above its bound, which takes more than one step.
-            may_look: Whether a host may ask if all is finite, since nothing waits for it: then
+            may_read: Whether a host may ask if all is finite, since nothing waits for it: then
                 weights need not be made so, which takes a tenth of the time for wide layers.
         """
-        share = self._refresh(may_look)
+        share = self._refresh(may_read)
         state, is_non_finite = self.state, self.is_non_finite
         target = (1 - state["growth"].clamp(self._headroom, self._most)) / state["lag"]
         top = joined([kind.norms() for kind in self._kinds]).clamp_min(TINY)
@@ -111,13 +111,13 @@ class Stage:
             setattr(part, name, getattr(self, name)[own])
         return part
 
-    def _refresh(self, may_look: bool = False) -> Tensor:
+    def _refresh(self, may_read: bool = False) -> Tensor:
         """Refresh all vectors; the weights in units of their bounds over what was taken of them."""
         peak = largest(kernel for group in self.groups for kernel in group.read())
         is_non_finite = torch.logical_not(peak < math.inf, out=self.is_non_finite)
         share = (peak / (TAMED * self.bounds)).clamp_min(1.0).masked_fill(is_non_finite, 1)
         unit = torch.reciprocal(share * self.bounds).masked_fill(is_non_finite, 0)
-        is_finite = may_look and not is_non_finite.any()
+        is_finite = may_read and not is_non_finite.any()
         for group, own in zip(self.groups, self.slices, strict=True):
             group.normalize(unit[own], self.bounds[own], is_finite)
         for kind in self._kinds:
@@ -127,8 +127,8 @@ class Stage:
     def _limit(self, grown: Tensor, far: bool) -> Tensor:
         """Times the bound, what is scaled down before it is cut.
 
-        Of weights that have been replaced, one look does not show all. Of norms that grow by up to
-        an eighth in a step it shows all but a few percent, of those that grow by a third it does
+        Of weights that have been replaced, one refresh does not show all. Of norms that grow by up
+        to an eighth in a step it shows all but a few percent, of those that grow by a third it does
         not.
         """
         replaced = torch.maximum(grown, 5 * grown - 0.5).clamp(0.0, 1.0)
@@ -139,7 +139,7 @@ class Stage:
         return torch.split(tensor, self._sizes)
 
     def norms(self) -> Tensor:
-        """The norm of each kernel as it is now, for the host; nothing is remembered of the look."""
+        """The norm of each kernel as it is now, for the host; nothing is remembered of it."""
         kept = [self.state, *(group.state for group in self.groups)]
         states = [tensor for state in kept for tensor in state.values()]
         before = [tensor.clone() for tensor in states]

@@ -28,7 +28,7 @@ class Tuning:
         most: By how much at most, and by how much values may be above the bound to be cut: what
             is further above is scaled first.
         far: Times a bound that is new, or the bound of a matrix: what is further above is scaled.
-        unseen: Which share of the norm of weights that were replaced one look may not show.
+        unseen: Which share of the norm of weights that were replaced one refresh may not show.
             ResNet-18 with a learning rate of 0.1, whose norms grow up to fivefold in a step,
             showed 0.65 to 0.75 of them.
     """
