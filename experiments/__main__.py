@@ -24,6 +24,7 @@ from experiments.engine.ray import RayEngine
 from experiments.engine.work import Engine, Task
 from experiments.experiment import SCALES, Cell, Experiment, Scale
 from experiments.guard import CODES, FAILED, guarded
+from experiments.plan import left_of, rows
 from experiments.store import Store, results_folder
 from spectralclip._audit import Column, Sheet, plain_table
 from spectralclip._common import FINE, Problem, needed, note
@@ -73,6 +74,21 @@ def list_experiments(context: typer.Context, results: Results = None) -> None:
         rows.append((one.name, one.title, *counts))
     columns = [Column("experiment", "left"), Column("title", "left"), *map(Column, SCALES)]
     print(plain_table(Sheet("Runs finished, of all", columns, rows, "")).rstrip())
+
+
+@app.command()
+def plan(
+    context: typer.Context,
+    scale: Annotated[Scales, typer.Option(help="Of which what is left is told.")] = Scales.desk,
+    results: Results = None,
+) -> None:
+    """What is left to run at a scale, and the hours of one core that it takes, as far as known."""
+    wanted: Scale = scale.value
+    store = Store(results_folder(results, wanted))
+    found = [left_of(one, wanted, store) for one in registry.find(context.obj).values()]
+    columns = [Column("experiment", "left")]
+    columns += map(Column, ("finished", "left", "core hours", "of unknown length"))
+    print(plain_table(Sheet(f"What is left at {wanted}", columns, rows(found), "")).rstrip())
 
 
 @app.command()

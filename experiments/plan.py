@@ -1,0 +1,91 @@
+"""What is left to run at a scale, and how long that will take, from the runs that are there.
+
+Runs of one kind differ in their seed alone. What one of them took is what the others will take; of
+kinds that have not been run yet, nothing is known.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from experiments.experiment import Cell, Config, Experiment, Record, Scale
+from experiments.judging.statistics import summary
+from experiments.store import Store
+
+
+@dataclass(frozen=True)
+class Left:
+    """What is left of an experiment.
+
+    Attributes:
+        name: Of the experiment.
+        finished: How many runs are there.
+        left: How many are not.
+        seconds: What those of known kinds among them will take, one after another.
+        unknown: How many are of kinds that have not been run yet.
+    """
+
+    name: str
+    finished: int
+    left: int
+    seconds: float
+    unknown: int
+
+
+def left_of(experiment: Experiment, scale: Scale, store: Store) -> Left:
+    """What is left of an experiment at a scale."""
+    cells = experiment.cells(scale)
+    ids = {cell.id for cell in cells}
+    records = [one for one in store.records(experiment.name, scale) if one.id in ids]
+    there = {record.id for record in records}
+    missing = [cell for cell in cells if cell.id not in there]
+    means = _means(records)
+    known = [means[kind] for kind in map(_kind_of, missing) if kind in means]
+    return Left(experiment.name, len(records), len(missing), sum(known), len(missing) - len(known))
+
+
+def _means(records: Iterable[Record]) -> dict[str, float]:
+    """What a run of each kind took, on the average."""
+    taken: dict[str, list[float]] = {}
+    for record in records:
+        timing = record.run.get("timing") or {}
+        seconds = timing.get("total") or record.run.get("seconds")
+        if seconds:
+            taken.setdefault(_kind(record.config), []).append(float(seconds))
+    return {kind: summary(found).mean for kind, found in taken.items()}
+
+
+def _kind_of(cell: Cell) -> str:
+    return _kind(cell.config)
+
+
+def _kind(config: Config) -> str:
+    """All of a configuration but its seed, and the label that names it."""
+    inner = config.get("training")
+    plain = {key: value for key, value in config.items() if key not in ("seed", "label")}
+    if inner is not None:
+        plain["training"] = {key: value for key, value in inner.items() if key != "seed"}
+    return json.dumps(plain, sort_keys=True)
+
+
+def rows(found: Sequence[Left]) -> list[tuple[str, ...]]:
+    """For a table."""
+    total = Left(
+        "all",
+        sum(one.finished for one in found),
+        sum(one.left for one in found),
+        sum(one.seconds for one in found),
+        sum(one.unknown for one in found),
+    )
+    return [
+        (
+            one.name,
+            str(one.finished),
+            str(one.left),
+            f"{one.seconds / 3600:.1f}",
+            str(one.unknown or "–"),
+        )
+        for one in (*found, total)
+    ]
