@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ from benchmarks.common.images import (
     Labelled,
     accuracy,
     attacked,
-    batches,
     data,
     held_out,
     scores_of,
 )
+from benchmarks.common.learner import Learner, at_the_end
 from experiments.data import Dataset
 from spectralclip import certified_accuracy, lipschitz_bounds
 
@@ -56,34 +57,20 @@ class Task:
         return {**asdict(self), "recipe": recipe}
 
 
-class Training:
-    """A network on its way, one step at a time."""
+class Training(Learner):
+    """A competitor's network on its way."""
 
     def __init__(self, task: Task, dataset: Dataset, part: Labelled) -> None:
         competitor, recipe = COMPETITORS[task.competitor], task.recipe
-        self._recipe = recipe
-        self.model = competitor.model(recipe, dataset, task.seed).train()
-        self._optimizer = torch.optim.Adam(self.model.parameters(), lr=task.rate)
+        model = competitor.model(recipe, dataset, task.seed).train()
+        optimizer = torch.optim.Adam(model.parameters(), lr=task.rate)
         example = torch.zeros(1, *dataset.in_shape)
-        self.attachment = competitor.attach(self.model, self._optimizer, example, task.seed)
-        self._rates = torch.optim.lr_scheduler.LambdaLR(
-            self._optimizer, schedule(recipe, task.steps)
+        self.attachment = competitor.attach(model, optimizer, example, task.seed)
+        rates = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule(recipe, task.steps))
+        loss = partial(loss_of, recipe)
+        super().__init__(
+            model, optimizer, rates, loss, part=part, batch=recipe.batch, seed=task.seed
         )
-        generator = torch.Generator().manual_seed(1000 + task.seed)
-        self._batches = batches(part, recipe.batch, generator)
-
-    def step(self) -> float:
-        """One batch, and its loss."""
-        images, labels = next(self._batches)
-        self._optimizer.zero_grad()
-        loss = loss_of(self._recipe, self.model(images), labels)
-        loss.backward()
-        self._optimizer.step()
-        self._rates.step()
-        value = loss.item()
-        if not math.isfinite(value):
-            raise ArithmeticError(f"the loss is {value} after {self._rates.last_epoch} steps")
-        return value
 
 
 def train(task: Task, folder: Path) -> dict[str, Any]:
@@ -94,11 +81,10 @@ def train(task: Task, folder: Path) -> dict[str, Any]:
     training = Training(task, dataset, part)
     losses = [training.step() for _ in range(task.steps)]
     seconds = time.perf_counter() - began
-    last = losses[-max(1, task.steps // 20) :]
     row = {
         "task": task.described(),
         "seconds": seconds,
-        "loss": sum(last) / len(last),
+        "loss": at_the_end(losses),
         "accuracy_before": accuracy(training.model, tests),
     }
     finish(training.model, training.attachment)

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks.common.images import Labelled, accuracy, attacked, batches, data, held_out
+from benchmarks.common.images import Labelled, accuracy, attacked, data, held_out
+from benchmarks.common.learner import Learner, at_the_end
 from benchmarks.tradeoff.recipe import (
     Recipe,
     attached,
@@ -58,36 +59,28 @@ class Task:
         return asdict(self)
 
 
-class Training:
-    """A network on its way, one step at a time."""
+class Training(Learner):
+    """A network of a series on its way."""
 
     def __init__(self, task: Task, dataset: Dataset, part: Labelled) -> None:
         series, recipe = SERIES[task.series], task.recipe
-        self.model = network(series, task.bound, recipe, dataset, task.seed).train()
+        model = network(series, task.bound, recipe, dataset, task.seed).train()
         # A norm after a layer counts with it: what it multiplies by is part of that layer's norm.
-        self.layers = find_layers(self.model, example(dataset), compose="conv_bn")
-        self._optimizer = optimizer_of(series, self.model, recipe, task.rate)
-        self.attachment = attached(
-            series, task.bound, self.model, self._optimizer, dataset, task.seed
+        self.layers = find_layers(model, example(dataset), compose="conv_bn")
+        optimizer = optimizer_of(series, model, recipe, task.rate)
+        self.attachment = attached(series, task.bound, model, optimizer, dataset, task.seed)
+        rates = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, task.rate, total_steps=task.steps, pct_start=recipe.warm_up
         )
-        self._rates = torch.optim.lr_scheduler.OneCycleLR(
-            self._optimizer, task.rate, total_steps=task.steps, pct_start=recipe.warm_up
+        super().__init__(
+            model,
+            optimizer,
+            rates,
+            F.cross_entropy,
+            part=part,
+            batch=recipe.batch,
+            seed=task.seed,
         )
-        generator = torch.Generator().manual_seed(1000 + task.seed)
-        self._batches = batches(part, recipe.batch, generator)
-
-    def step(self) -> float:
-        """One batch, and its loss."""
-        images, labels = next(self._batches)
-        self._optimizer.zero_grad()
-        loss = F.cross_entropy(self.model(images), labels)
-        loss.backward()
-        self._optimizer.step()
-        self._rates.step()
-        value = loss.item()
-        if not math.isfinite(value):
-            raise ArithmeticError(f"the loss is {value} after {self._rates.last_epoch} steps")
-        return value
 
 
 def train(task: Task, folder: Path) -> dict[str, Any]:
@@ -98,12 +91,11 @@ def train(task: Task, folder: Path) -> dict[str, Any]:
     training = Training(task, dataset, part)
     losses = [training.step() for _ in range(task.steps)]
     seconds, used = time.perf_counter() - began, time.process_time() - processor
-    last = losses[-max(1, task.steps // 20) :]
     row = {
         "task": task.described(),
         "seconds": seconds,
         "cpu_seconds": used,
-        "loss": sum(last) / len(last),
+        "loss": at_the_end(losses),
         "accuracy_before": accuracy(training.model, tests),
     }
     finish(SERIES[task.series], training.attachment)
