@@ -24,7 +24,7 @@ from experiments.engine.ray import RayEngine
 from experiments.engine.work import Engine, Task
 from experiments.experiment import SCALES, Cell, Experiment, Scale
 from experiments.guard import CODES, FAILED, guarded
-from experiments.plan import left_of, rows
+from experiments.plan import counted_rows, left_of, rows
 from experiments.store import Store, results_folder
 from spectralclip._audit import Column, Sheet, plain_table
 from spectralclip._common import FINE, Problem, needed, note
@@ -81,14 +81,29 @@ def plan(
     context: typer.Context,
     scale: Annotated[Scales, typer.Option(help="Of which what is left is told.")] = Scales.desk,
     results: Results = None,
+    teraflops: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            metavar="SPEED",
+            help="Estimate the hours of a GPU that sustains so many operations, from their count.",
+        ),
+    ] = None,
 ) -> None:
-    """What is left to run at a scale, and the hours of one core that it takes, as far as known."""
+    """What is left to run at a scale, and the hours that it takes, as far as known."""
     wanted: Scale = scale.value
     store = Store(results_folder(results, wanted))
-    found = [left_of(one, wanted, store) for one in registry.find(context.obj).values()]
+    known = registry.find(context.obj).values()
     columns = [Column("experiment", "left")]
-    columns += map(Column, ("finished", "left", "core hours", "of unknown length"))
-    print(plain_table(Sheet(f"What is left at {wanted}", columns, rows(found), "")).rstrip())
+    if teraflops is None:
+        found = [left_of(one, wanted, store) for one in known]
+        what = f"What is left at {wanted}"
+        shown, titles = rows(found), ("finished", "left", "core hours", "of unknown length")
+    else:
+        what = f"All trainings at {wanted}, estimated"
+        shown, titles = counted_rows(known, wanted, teraflops), ("runs", "PFLOP", "GPU hours")
+    columns += map(Column, titles)
+    print(plain_table(Sheet(what, columns, shown, "")).rstrip())
 
 
 @app.command()

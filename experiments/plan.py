@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from experiments.counting import work_of
 from experiments.experiment import Cell, Config, Experiment, Record, Scale
 from experiments.judging.statistics import summary
 from experiments.store import Store
@@ -89,3 +90,17 @@ def rows(found: Sequence[Left]) -> list[tuple[str, ...]]:
         )
         for one in (*found, total)
     ]
+
+
+def counted_rows(
+    experiments: Iterable[Experiment], scale: Scale, teraflops: float
+) -> list[tuple[str, ...]]:
+    """Of trainings, the operations that they take and the hours of a GPU of that speed."""
+    found = []
+    for one in experiments:
+        cells = one.cells(scale)
+        work = work_of(cells) if cells else None
+        if work is not None:
+            hours = f"{work.hours(1e12 * teraflops):.1f}"
+            found.append((one.name, str(len(cells)), f"{work.flops / 1e15:,.0f}", hours))
+    return found
