@@ -94,15 +94,14 @@ def plan(
     wanted: Scale = scale.value
     store = Store(results_folder(results, wanted))
     known = registry.find(context.obj).values()
-    columns = [Column("experiment", "left")]
     if teraflops is None:
-        found = [left_of(one, wanted, store) for one in known]
         what = f"What is left at {wanted}"
-        shown, titles = rows(found), ("finished", "left", "core hours", "of unknown length")
+        shown = rows([left_of(one, wanted, store) for one in known])
+        titles = ["finished", "left", "core hours", "of unknown length"]
     else:
         what = f"All trainings at {wanted}, estimated"
-        shown, titles = counted_rows(known, wanted, teraflops), ("runs", "PFLOP", "GPU hours")
-    columns += map(Column, titles)
+        shown, titles = counted_rows(known, wanted, teraflops), ["runs", "PFLOP", "GPU hours"]
+    columns = [Column("experiment", "left"), *map(Column, titles)]
     print(plain_table(Sheet(what, columns, shown, "")).rstrip())
 
 

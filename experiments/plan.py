@@ -96,7 +96,7 @@ def counted_rows(
     experiments: Iterable[Experiment], scale: Scale, teraflops: float
 ) -> list[tuple[str, ...]]:
     """Of trainings, the operations that they take and the hours of a GPU of that speed."""
-    found = []
+    found: list[tuple[str, ...]] = []
     for one in experiments:
         cells = one.cells(scale)
         work = work_of(cells) if cells else None
