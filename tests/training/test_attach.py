@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from attach_cases import TRIED, Tried, assert_held, assert_known, attached, over_methods
-from torch import nn
+from seeds import seeded
+from torch import Tensor, nn
 from training_cases import (
     EXAMPLE,
     assert_identical,
@@ -259,3 +260,47 @@ def test_bad_requests() -> None:
         attach(nn.Sequential(nn.Conv2d(1, 2, 3)), None, EXAMPLE, method=ClipBatchNorm())
     with pytest.raises(ValueError, match="found no layer"):
         attach(model, None, EXAMPLE, method=FastClip(), max_norm=lambda name, layer: None)
+
+
+class Adapted(nn.Module):
+    """A frozen matrix and two factors that train, in one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with seeded(0):
+            self.base = nn.Parameter(0.6 * torch.randn(12, 12), requires_grad=False)
+            self.A, self.B = nn.Parameter(torch.randn(3, 12)), nn.Parameter(torch.randn(12, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self.base + self.B @ self.A).T
+
+
+@pytest.mark.parametrize("bounds", [{"max_norm": 1.0}, {"max_lipschitz": 200.0}])
+@pytest.mark.parametrize("method", [SpectralClip(), FastClip(every=1)])
+def test_what_is_frozen_inside_a_module_stays_and_is_named(method: Any, bounds: Any) -> None:
+    model = nn.Sequential(Adapted(), nn.Linear(12, 4))
+    before = model[0].base.clone()
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    x = torch.ones(2, 12)
+    with pytest.warns(NormWarning, match="trained in part: 'base' would have to give way too"):
+        attachment = attach(model, optimizer, x, method=method, **bounds)
+    assert list(attachment.layers) == ["1"] and list(attachment.uncovered) == ["0"]
+    model(x).square().sum().backward()
+    optimizer.step()
+    attachment.finalize()
+    assert torch.equal(model[0].base, before)
+
+
+def test_what_no_optimizer_has_inside_a_module_stays() -> None:
+    model = nn.Sequential(Adapted(), nn.Linear(12, 4))
+    model[0].base.requires_grad_()
+    before = model[0].base.detach().clone()
+    optimizer = torch.optim.SGD([model[0].A, model[0].B, *model[1].parameters()], lr=0.1)
+    with pytest.warns(NormWarning, match="trained in part: 'base'"):
+        attachment = attach(model, optimizer, torch.ones(2, 12))
+    attachment.step()
+    assert torch.equal(model[0].base, before)
+    # From the step on at which all of it trains, it is held.
+    optimizer.add_param_group({"params": [model[0].base]})
+    attachment.step()
+    assert list(attachment.layers) == ["0", "1"] and dense_norm(model[0], (12,)) < 1.02

@@ -22,7 +22,7 @@ from spectralclip._operators import plain_numerics
 from spectralclip._training.allocation import EVERY, Allocation
 from spectralclip._training.attachment import LIVE, Attachment, Schedule
 from spectralclip._training.biases import Biases
-from spectralclip._training.distributed.sharing import are_moved, weights_of
+from spectralclip._training.distributed.sharing import is_trained, weights_of
 from spectralclip._training.method import Method, warn
 from spectralclip._training.optimizers import (
     Optimizers,
@@ -156,7 +156,7 @@ def attach(
     _warn_of_another(layers, optimizers)
     allocation = None
     if max_lipschitz is not None:
-        covered = [name for name, one in layers.items() if are_moved(weights_of(one), optimizers)]
+        covered = [name for name, one in layers.items() if is_trained(one, weights_of(one), held)]
         biases = Biases(bare, layers, optimizers)
         allocation = Allocation(
             bare, example_inputs, max_lipschitz, layers, bounds, covered, biases

@@ -16,7 +16,7 @@ from spectralclip._lipschitz import NetworkBound
 from spectralclip._models import ExampleInputs, FoundLayer, is_sharded_tensor, spread_and_gain
 from spectralclip._operators import plain_numerics
 from spectralclip._training.allocation import EVERY, Allocation
-from spectralclip._training.distributed.sharing import held_of
+from spectralclip._training.distributed.sharing import held_of, why_left
 from spectralclip._training.distributed.training import sharing_of
 from spectralclip._training.method import Method, MethodState, name_non_finite, warn
 from spectralclip._training.norm_estimate import NormEstimate
@@ -105,9 +105,7 @@ class Attachment:
         moving, reasons = set(self._sharing.moving()), {}
         for name, weights in self._sharing.weights().items():
             if name not in moving:
-                is_frozen = not any(weight.requires_grad for weight in weights)
-                others = f"not among the parameters of {self.optimizers.names}"
-                reasons[name] = "frozen" if is_frozen else others
+                reasons[name] = why_left(self.found[name], weights, self.optimizers)
         return reasons
 
     @property

@@ -11,7 +11,7 @@ from torch import nn
 from spectralclip._lipschitz import HeldBiases, state_biases
 from spectralclip._models import FoundLayer, parts_of
 from spectralclip._operators import Rows
-from spectralclip._training.distributed.sharing import are_moved
+from spectralclip._training.distributed.sharing import is_moved
 from spectralclip._training.optimizers import Optimizers
 
 
@@ -58,7 +58,7 @@ class Biases:
         return {
             (one.module, one.name): one.layer
             for one in self._all
-            if one.layer in covered and are_moved([one.parameter], self._optimizers)
+            if one.layer in covered and is_moved(one.parameter, self._optimizers)
         }
 
     @torch.no_grad()

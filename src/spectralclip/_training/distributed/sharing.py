@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spectralclip._models import FoundLayer
-from spectralclip._operators import Factor, Rows
+from spectralclip._operators import CONVS, TRANSPOSED, Factor, Rows, is_plain
 from spectralclip._training.distributed.consensus import Assignment, Report
 from spectralclip._training.distributed.process_group import ProcessGroup, portable
 from spectralclip._training.distributed.statistics import Statistics
@@ -45,16 +45,28 @@ class Sharing(ABC):
         Those of layers that other processes work on are among them.
         """
 
+    @abstractmethod
+    def found(self) -> Mapping[str, FoundLayer]:
+        """Every layer of the model, as it was found."""
+
     @final
     def moves(self, name: str) -> bool:
-        """Whether training moves the layer: a weight of it is not frozen, and an optimizer's."""
-        return are_moved(self.weights()[name], self.optimizers)
+        """Whether training moves the layer: a weight of it is not frozen, and an optimizer's.
+
+        A module of one's own has to be trained as a whole: what is frozen in it may not give way.
+        """
+        return is_trained(self.found()[name], self.weights()[name], self.optimizers.held())
 
     @final
     def moving(self, index: int | None = None) -> list[str]:
         """The layers that training moves, or that one of the optimizers does."""
-        held = self.optimizers.held(index)
-        return [name for name, weights in self.weights().items() if _one_moves(weights, held)]
+        every, held = self.optimizers.held(), self.optimizers.held(index)
+        found = self.found()
+        return [
+            name
+            for name, weights in self.weights().items()
+            if _one_moves(weights, held) and is_trained(found[name], weights, every)
+        ]
 
     @abstractmethod
     def project_momenta(self, moved: Sequence[Moved]) -> None:
@@ -89,6 +101,9 @@ class Alone(Sharing):
     def mine(self) -> Mapping[str, FoundLayer]:
         return self._layers
 
+    def found(self) -> Mapping[str, FoundLayer]:
+        return self._layers
+
     def weights(self) -> Mapping[str, Sequence[Tensor]]:
         return {name: weights_of(layer) for name, layer in self._layers.items()}
 
@@ -112,6 +127,10 @@ class Divided(Sharing):
     ) -> None:
         self._assignment, self.optimizers = Assignment(group, layers), optimizers
         self._statistics = Statistics(group, layers.values())
+
+    @final
+    def found(self) -> Mapping[str, FoundLayer]:
+        return self._assignment.layers
 
     @final
     def merged(self, by_layer: dict[str, Any]) -> dict[str, Any]:
@@ -155,9 +174,39 @@ def held_of(layer: FoundLayer) -> list[Tensor]:
         return [view for factor in factors for view in factor.views()] or weights_of(layer)
 
 
-def are_moved(weights: Iterable[Tensor], optimizers: Optimizers) -> bool:
-    """Whether one of the weights is not frozen, and is moved by an optimizer."""
-    return _one_moves(weights, optimizers.held())
+def is_trained(layer: FoundLayer, weights: Sequence[Tensor], held: set[int] | None) -> bool:
+    """Whether training moves enough of a layer for it to be held.
+
+    Of dense layers, convolutions and batch norms one weight is enough, which gives way alone. Of
+    others, such as a module of one's own or the product of two projections, all have to.
+    """
+    if all(
+        is_plain(part, nn.Linear, Rows, *CONVS, *TRANSPOSED) or _is_norm(part)
+        for part in layer.modules
+    ):
+        return _one_moves(weights, held)
+    return bool(weights) and all(_one_moves([weight], held) for weight in weights)
+
+
+def _is_norm(part: nn.Module) -> bool:
+    return isinstance(part, nn.modules.batchnorm._BatchNorm)
+
+
+def why_left(layer: FoundLayer, weights: Sequence[Tensor], optimizers: Optimizers) -> str:
+    """Why a layer that training does not move, or not all of, is left as it is."""
+    if not any(weight.requires_grad for weight in weights):
+        return "frozen"
+    if not _one_moves(weights, optimizers.held()):
+        return f"not among the parameters of {optimizers.names}"
+    names = {id(p): n for part in layer.modules for n, p in part.named_parameters()}
+    rest = [w for w in weights if not _one_moves([w], optimizers.held())]
+    listed = ", ".join(repr(names.get(id(weight), "a part")) for weight in rest)
+    return f"trained in part: {listed} would have to give way too"
+
+
+def is_moved(weight: Tensor, optimizers: Optimizers) -> bool:
+    """Whether a weight is not frozen, and an optimizer's."""
+    return _one_moves([weight], optimizers.held())
 
 
 def _one_moves(weights: Iterable[Tensor], held: set[int] | None) -> bool:

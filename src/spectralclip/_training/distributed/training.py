@@ -20,7 +20,7 @@ from spectralclip._training.distributed.sharing import (
     Divided,
     Moved,
     Sharing,
-    are_moved,
+    is_trained,
     project_momenta_,
     weights_of,
 )
@@ -153,7 +153,9 @@ def _descriptions(layers: Mapping[str, FoundLayer], optimizers: Optimizers) -> d
         shapes = [[tuple(p.shape), str(p.dtype)] for p in layer.parameters()]
         claims[f"shapes of the weights of layer {name!r}"] = shapes
         claims[f"shapes of the inputs of layer {name!r}"] = layer.in_shapes
-        claims[f"training of layer {name!r}"] = are_moved(weights_of(layer), optimizers)
+        claims[f"training of layer {name!r}"] = is_trained(
+            layer, weights_of(layer), optimizers.held()
+        )
     return claims
 
 
