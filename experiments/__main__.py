@@ -36,6 +36,12 @@ class Scales(str, Enum):
     smoke, laptop, desk, paper = SCALES
 
 
+_WHY_NONE = (
+    "Where learning rates are searched for first, run table_rates at that scale, and then "
+    "python -m experiments.table_rates.choose."
+)
+
+
 class Engines(str, Enum):
     """By which runs are done."""
 
@@ -153,6 +159,8 @@ def run(
     cells = _chosen(registry.cells(names, wanted, context.obj), only or [])
     store.require_writable()
     _tell_needs(names, wanted, context.obj)
+    if not cells:
+        note(f"There are no runs at {wanted}. {_WHY_NONE}")
     # Once, and not in each process.
     missing = [cell for cell in cells if not store.finished(cell)]
     datasets.fetch((cell.config for cell in missing), folder)

@@ -1,7 +1,7 @@
 """Takes the best rate of each search: `python -m experiments.table_rates.choose`.
 
 The best is the one with the highest accuracy on the images that were held out; of equals, the
-lowest. A search counts when all of its runs are there.
+lowest. A search counts when all of its runs are there; of others the file keeps what it has.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from experiments.accuracy.grid import CHANCE
 from experiments.accuracy.rates import FILE
 from experiments.experiment import Record, Scale
 from experiments.store import Store, default_folder
@@ -19,8 +18,8 @@ SCALE: Scale = "desk"
 
 
 def accuracy(record: Record) -> float:
-    """On the images held out; a training that diverged is at chance."""
-    return CHANCE if record.result.get("diverged") else float(record.result["test_accuracy"])
+    """On the images held out; a training that diverged is worse than any other."""
+    return -1.0 if record.result.get("diverged") else float(record.result["test_accuracy"])
 
 
 def by_search(records: Sequence[Record]) -> dict[str, dict[float, float]]:
@@ -42,7 +41,8 @@ def chosen(records: Sequence[Record]) -> dict[str, float]:
 
 
 def main() -> None:
-    rates = chosen(Store(default_folder(SCALE)).records("table_rates", SCALE))
+    known = json.loads(FILE.read_text(encoding="utf-8"))
+    rates = known | chosen(Store(default_folder(SCALE)).records("table_rates", SCALE))
     FILE.write_text(json.dumps(rates, indent=1) + "\n", encoding="utf-8")
     print(f"{len(rates)} rates in {FILE.name}")
 

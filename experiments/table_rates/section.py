@@ -26,7 +26,10 @@ def section(records: Sequence[Record]) -> Section:
 
 
 def _listed(tried: Mapping[float, float]) -> str:
-    return ", ".join(f"{rate:g}: {100 * found:.1f}" for rate, found in tried.items())
+    return ", ".join(
+        f"{rate:g}: {'diverged' if found < 0 else f'{100 * found:.1f}'}"
+        for rate, found in tried.items()
+    )
 
 
 def _rate(key: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spectralclip import demo as demo
+    from spectralclip import integrations as integrations
     from spectralclip import methods as methods
     from spectralclip import nn as nn
     from spectralclip._audit import Audit as Audit
@@ -120,8 +121,9 @@ _OFFERED = {
     ),
 }
 _ROOM_OF = {name: room for room, names in _OFFERED.items() for name in names}
-_SUBPACKAGES = ("demo", "methods", "nn")
-__all__ = sorted({*_ROOM_OF, "methods", "nn"})
+_SUBPACKAGES = ("demo", "integrations", "methods", "nn")
+# `from spectralclip import *` is not to take the place of torch's `nn`.
+__all__ = sorted({*_ROOM_OF, "methods"})
 
 if not TYPE_CHECKING:  # a checker would take any name for one that is here
 
@@ -135,4 +137,4 @@ if not TYPE_CHECKING:  # a checker would take any name for one that is here
         return found
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__, *_SUBPACKAGES})
+        return sorted({"__version__", *__all__, *_SUBPACKAGES})

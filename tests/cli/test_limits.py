@@ -354,3 +354,25 @@ def test_help_lists_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     for code in ("0 fine", "1 not all", "2 bad input", "130 stopped", "141 nobody", "143 term"):
         assert code in text
     assert "reports have been written" in text and "has written nothing" not in text
+
+
+class Routed(nn.Module):
+    """Goes by one of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = self.first if bool(x.sum() >= 0) else self.second
+        routed: torch.Tensor = chosen(x)
+        return routed
+
+
+def test_a_network_that_decides_by_its_input_is_not_certified() -> None:
+    found = audit(Routed(), torch.ones(1, 4))
+    assert found.lipschitz is not None and found.lipschitz.upper < 100
+    assert above(found, 100.0, [FailOn.network]) == []
+    (why,) = uncertified(found, [FailOn.network])
+    assert "decides by its input" in why
+    assert "for the way that the examples take" in str(found)

@@ -26,8 +26,12 @@ from spectralclip._lipschitz.bounds import lipschitz_bounds
         lambda x: x * float(x.max()),
         lambda x: x * x.numpy().max().item(),
         lambda x: x * max(x.tolist()[0]),
+        lambda x: x * (1 + 100 * int(x[0].argmax())),
+        lambda x: x * x[0].argmax().item(),
+        lambda x: x * x.int().max().item(),
+        lambda x: x * float(x[0, 0] > 0),
     ],
-    ids=["item", "float", "numpy", "tolist"],
+    ids=["item", "float", "numpy", "tolist", "int", "item of int", "cast", "float of bool"],
 )
 def test_numbers_that_are_read_out_are_not_taken_for_constants(read: Any) -> None:
     bound = lipschitz_bounds(Function(read), torch.ones(1, 4), local=False)
@@ -40,6 +44,8 @@ def test_a_decision_is_noted_and_the_way_taken_is_bounded() -> None:
     bound = lipschitz_bounds(model, torch.ones(1, 4))
     assert bound.upper == pytest.approx(2)
     assert any("way taken" in step.note for step in bound.steps)
+    assert bound.decisions == ("",)
+    assert "only for the way taken at the model, which decides by its input" in str(bound)
 
 
 def test_noise_that_is_added_is_a_constant_and_a_random_factor_is_not() -> None:

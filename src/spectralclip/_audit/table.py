@@ -112,7 +112,8 @@ def bound_text(bound: NetworkBound | None, *, failed: bool = False) -> str:
     lower = f"{at_least_zero(bound.lower):.4g}"
     line = f"Lipschitz constant of the network: at least {lower}, {upper}{more}."
     places = [f"{shown_name(one.where)}: {shown_reason(one.reason)}" for one in bound.unbounded]
-    return "\n".join([line, *(f"  unbounded at {place}" for place in places)])
+    ways = [f"  for the way that the examples take at {shown_name(w)}" for w in bound.decisions]
+    return "\n".join([line, *(f"  unbounded at {place}" for place in places), *ways])
 
 
 def scores_text(scores: Scores | None) -> list[str]:

@@ -49,11 +49,10 @@ _EMBEDDINGS = ("embedding", "_embedding_bag", "_embedding_bag_forward_only")
 _LEAVES_TORCH = (Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__)
 # These make a tensor out of numbers that they read, or out of memory, where no mode sees them.
 _MAKES_ANEW = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, Tensor.__deepcopy__)
-_READS_OUT = (
-    *(Tensor.item, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.__complex__),
-    Tensor.__bool__,
-)
-_UNUSUAL = (*_LEAVES_TORCH, *_MAKES_ANEW, *_READS_OUT)
+# A model may do with a number as it likes: whole ones come back as factors too.
+_READS_OUT = (Tensor.item, Tensor.__float__, Tensor.__int__, Tensor.__complex__)
+_CHOOSES = (Tensor.__bool__, Tensor.__index__)  # a way, or how often it is gone
+_UNUSUAL = (*_LEAVES_TORCH, *_MAKES_ANEW, *_READS_OUT, *_CHOOSES)
 _SETS_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 _DECIDES = ("equal", "allclose", "is_nonzero", "nonzero")  # by a bool, or by a shape
 
@@ -285,10 +284,12 @@ class Functions(TorchFunctionMode):
                 recording.escape(func.__name__)
             return output
         if func in _READS_OUT:
-            recording.read_out(noted[0][0])
+            recording.escape("item")
+        if func in _CHOOSES:
+            recording.decision()
         with recording.as_one():
             output = func(*args, **kwargs)
-        if func in _READS_OUT:
+        if func in _READS_OUT or func in _CHOOSES:
             return output
         recording.whole(func.__name__, noted, output, function=func, reason=self._whole[func])
         return output

@@ -263,7 +263,7 @@ class Recording:
             return tree_map_only(Tensor, noted, arguments)
 
     def read_out(self, ref: Ref) -> None:
-        """Note that a number is read out of a tensor: as a switch, or to go its own ways."""
+        """Note that an operation reads a number, of which it may make a size or a factor."""
         dtype = self._nodes[ref.node].dtype
         if dtype.is_floating_point or dtype.is_complex:
             self.escape("item")

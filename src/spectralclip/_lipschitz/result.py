@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import final
 
+from spectralclip._lipschitz.flow import SWITCH
+
 
 @final
 @dataclass(frozen=True)
@@ -63,6 +65,14 @@ class NetworkBound:
     local_norms: tuple[float, ...] = ()
 
     @property
+    def decisions(self) -> tuple[str, ...]:
+        """The modules that decide by their input, "" for the model itself.
+
+        The bound holds on inputs that take the same way through the model as one of the examples.
+        """
+        return tuple(dict.fromkeys(one.where for one in self.steps if one.note == SWITCH))
+
+    @property
     def ratio(self) -> float:
         """`upper / lower`: how much is left in the dark."""
         if self.lower > 0:
@@ -80,6 +90,8 @@ class NetworkBound:
     def __str__(self) -> str:
         lines = [f"Lipschitz constant: at least {self.lower:.6g}, {self._above()}"]
         lines += _listed("no bound at", [str(place) for place in self.unbounded], "unbounded")
+        ways = [f"{where or 'the model'}, which decides by its input" for where in self.decisions]
+        lines += _listed("only for the way taken at", ways, "decisions")
         steep = [step for step in self.steps if 1 < step.factor < math.inf]
         steep.sort(key=lambda step: -step.factor)
         told = [f"{one.where or 'the model'}: {one.operation}: {one.factor:.4g}" for one in steep]

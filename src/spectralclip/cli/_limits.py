@@ -76,6 +76,12 @@ def _network(audit: Audit) -> Iterator[str]:
     elif not bound.upper < math.inf:
         places = [f"{shown_name(one.where)}: {shown_reason(one.reason)}" for one in bound.unbounded]
         yield f"it has no upper bound: {listed(places, 1)}"
+    elif bound.decisions:
+        places = [shown_name(where) for where in bound.decisions]
+        yield (
+            "its bound holds for the way that the examples take, and it decides by its input at "
+            f"{listed(places)}"
+        )
 
 
 def _looked_at(audit: Audit, what: Sequence[FailOn]) -> Iterator[str]:
