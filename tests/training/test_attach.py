@@ -258,7 +258,7 @@ def test_bad_requests() -> None:
         attach(nn.Sequential(nn.ReLU()), None, EXAMPLE, method=FastClip())
     with pytest.raises(ValueError, match=r"ClipBatchNorm found no layer .* among \['0'\]"):
         attach(nn.Sequential(nn.Conv2d(1, 2, 3)), None, EXAMPLE, method=ClipBatchNorm())
-    with pytest.raises(ValueError, match="found no layer"):
+    with pytest.raises(ValueError, match="No layer is left to constrain"):
         attach(model, None, EXAMPLE, method=FastClip(), max_norm=lambda name, layer: None)
 
 
@@ -304,3 +304,19 @@ def test_what_no_optimizer_has_inside_a_module_stays() -> None:
     optimizer.add_param_group({"params": [model[0].base]})
     attachment.step()
     assert list(attachment.layers) == ["0", "1"] and dense_norm(model[0], (12,)) < 1.02
+
+
+@pytest.mark.parametrize("max_norm", [{}, lambda name, layer: None])
+def test_bounds_for_no_layer_are_refused(max_norm: Any) -> None:
+    with pytest.raises(ValueError, match=r"No layer is left to constrain: of \['0'\], max_norm"):
+        attach(nn.Sequential(nn.Linear(3, 3)), None, torch.zeros(1, 3), max_norm=max_norm)
+
+
+def test_a_schedule_and_a_method_say_what_they_have_to_be() -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    schedule: Any = lambda step: None  # noqa: E731
+    with pytest.raises(ValueError, match=r"schedule\(0\) must be a positive number, got None"):
+        attach(model, None, torch.zeros(1, 3), schedule=schedule)
+    method: Any = "gouk"
+    with pytest.raises(TypeError, match=r"methods.get\('gouk'\)\(\) by its name"):
+        attach(model, None, torch.zeros(1, 3), method=method)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 import random
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +36,7 @@ from training_cases import (
 )
 from untouched import HOOKS, assert_same, equal, state, surroundings
 
-from spectralclip import Attachment, NormWarning
+from spectralclip import Attachment, NormWarning, attach
 
 
 @pytest.mark.sampled(4)
@@ -421,3 +422,12 @@ def test_a_nan_step_is_reported_and_does_not_stay(tried: Tried) -> None:
     assert all(math.isfinite(norm) for norm in attachment.norms().values())
     assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
     assert_known(tried, attachment)
+
+
+def test_an_attachment_is_not_copied() -> None:
+    model = small_network()
+    optimizer = sgd(model)
+    attachment = attach(model, optimizer, EXAMPLE)
+    for copied in (copy.deepcopy, copy.copy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied or pickled: attach the method"):
+            copied(attachment)

@@ -5,6 +5,7 @@ from spectralclip._models.attention import FoundHeads as FoundHeads
 from spectralclip._models.attention import HeadProducts as HeadProducts
 from spectralclip._models.attention import found_heads as found_heads
 from spectralclip._models.attention import head_layers as head_layers
+from spectralclip._models.attention import products_of_heads as products_of_heads
 from spectralclip._models.call_graph import OperationsMode as OperationsMode
 from spectralclip._models.call_graph import around_calls as around_calls
 from spectralclip._models.call_graph import distinct_shapes as distinct_shapes

@@ -15,7 +15,7 @@ from spectralclip._models import (
     FoundLayer,
     Pairs,
     find_layers,
-    head_layers,
+    products_of_heads,
     unwrapped,
 )
 from spectralclip._operators import plain_numerics
@@ -110,7 +110,10 @@ def attach(
         )
     seed, method = checked_seed(seed), SpectralClip() if method is None else method
     if not isinstance(method, Method):
-        raise TypeError(f"method must be a Method such as SpectralClip(), got {method!r}.")
+        raise TypeError(
+            f"method must be a Method such as SpectralClip(), or methods.get('gouk')() by its "
+            f"name, got {method!r}."
+        )
     if max_lipschitz is not None:
         if max_norm is not None:
             raise ValueError("Give max_norm, or max_lipschitz for the whole network: not both.")
@@ -128,7 +131,12 @@ def attach(
                 'pairs are of layers and their batch norms, and compose="heads" takes none: leave '
                 "pairs out."
             )
-        found = head_layers(bare, example_inputs)
+        found, frozen = products_of_heads(bare, example_inputs)
+        if frozen:
+            warn(
+                f"The products {frozen} are not held: a factor of each is frozen, and both would "
+                "have to give way. The other factors are layers of their own."
+            )
     else:
         found = find_layers(bare, example_inputs, method.compose, pairs=pairs)
     wanted = {name: layer for name, layer in found.items() if method.takes(layer)}
@@ -140,6 +148,11 @@ def attach(
         bounds = layer_targets(wanted, proportions, "proportions")
     if not bounds:
         _refuse_others(method, found)
+        if wanted:
+            raise ValueError(
+                f"No layer is left to constrain: of {list(wanted)}, "
+                f"{'max_norm' if max_lipschitz is None else 'proportions'} names none."
+            )
         raise ValueError(
             f"{type(method).__name__} found no layer to constrain among {list(found)}: "
             "skipped_layers says what else there is in the model, and why it is left out."

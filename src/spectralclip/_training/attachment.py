@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -303,6 +304,18 @@ class Attachment:
     def __exit__(self, *error: object) -> None:
         self.remove()
 
+    def __reduce__(self) -> str:
+        """Refuse to be copied or pickled: a copy would hold nothing.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            "An Attachment belongs to one model and its optimizer, and cannot be copied or "
+            "pickled: attach the method to the copies, and load_state_dict() what state_dict() of "
+            "this one returns."
+        )
+
     def __repr__(self) -> str:
         state = "removed" if self._state is None else f"{self.steps} steps"
         layers, left = len(self.layers), len(self.uncovered)
@@ -325,11 +338,12 @@ class Attachment:
         return self._state
 
     def _bounds_at(self, step: int) -> dict[str, float]:
-        factor = 1.0 if self._schedule is None else float(self._schedule(step))
+        given = 1.0 if self._schedule is None else self._schedule(step)
+        factor = float(given) if isinstance(given, (int, float)) else math.nan
         most = float("inf") if self._allocation is None else 1.0
         if not 0 < factor < float("inf") or factor > most:
             limit = "" if most > 1 else " of at most 1, with max_lipschitz"
-            raise ValueError(f"schedule({step}) must be a positive number{limit}, got {factor!r}.")
+            raise ValueError(f"schedule({step}) must be a positive number{limit}, got {given!r}.")
         return {name: factor * bound for name, bound in self._bounds.items()}
 
     @plain_numerics()

@@ -12,8 +12,8 @@ class NormEstimate(float):
     """A layer's norm as a method knows it: a number that says where it is from.
 
     Attributes:
-        is_checked: Whether it was measured on the layer itself. Otherwise it was tracked: followed
-            from step to step, which shows a norm from below.
+        is_checked: Whether it was measured on the layer itself, from below. Otherwise it was
+            tracked: followed from step to step, some percent too low or too high.
         step: The step of the optimizer after which that was.
 
     Example:

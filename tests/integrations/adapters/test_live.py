@@ -192,3 +192,31 @@ def test_factors_of_other_forms_are_left_out_by_name() -> None:
     assert list(adapter) == ["0"]
     assert "a kernel of several taps" in adapter.left_out["1"]
     assert adapter.left_out["2"] == "B takes 2 inputs, and A makes 4 outputs"
+
+
+class Beside(nn.Module):
+    """A layer of any name beside two factors, with a scale that its forward alone knows."""
+
+    def __init__(self, **told: Any) -> None:
+        super().__init__()
+        with seeded(0):
+            self.base = nn.Linear(6, 5)
+            self.lora_A, self.lora_B = nn.Linear(6, 2, bias=False), nn.Linear(2, 5, bias=False)
+        for key, value in told.items():
+            setattr(self, key, value)
+
+
+def test_a_scale_that_no_attribute_tells_is_given_as_alpha() -> None:
+    model = nn.Sequential(Beside())
+    plain = from_model(model)["0"].norm
+    assert from_model(model, alpha=16.0)["0"].norm == pytest.approx(8 * plain)
+    with pytest.raises(ValueError, match=r"0: expected a number as 'scaling'.*give alpha="):
+        from_model(nn.Sequential(Beside(scaling=lambda x: 8 * x)))
+
+
+def test_the_base_is_found_by_whatever_name_it_has() -> None:
+    model = nn.Sequential(Beside())
+    (update,) = report([from_model(model)], model).updates
+    expected = torch.linalg.matrix_norm(model[0].base.weight.detach().double(), 2)
+    assert update.base is not None
+    assert update.base.norm == pytest.approx(float(expected), rel=1e-6)

@@ -241,3 +241,22 @@ def test_with_another_default_device() -> None:
     finally:
         torch.set_default_device(None)
     assert all(found)
+
+
+def test_products_with_a_frozen_factor_are_named() -> None:
+    model = network("own")
+    model[0].c.weight.requires_grad_(False)
+    optimizer = optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    with pytest.warns(NormWarning, match=r"\['0\[0\].value', .* are not held: a factor of each is"):
+        attachment = held(model, optimizer)
+    assert [name for name in attachment.layers if "value" in name] == []
+
+
+def test_a_factor_of_no_optimizer_stays() -> None:
+    model = network("own")
+    before = model[0].b.weight.detach().clone()  # keys and values
+    others = [p for name, p in model.named_parameters() if not name.startswith("0.b.")]
+    with pytest.warns(NormWarning, match="trained in part"):
+        attachment = held(model, optim.SGD(others, lr=0.1))
+    attachment.step()
+    assert torch.equal(model[0].b.weight, before) and not attachment.layers

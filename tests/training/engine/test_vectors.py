@@ -63,3 +63,15 @@ def test_a_large_image_is_made_smaller_and_keeps_its_borders() -> None:
     assert small[0] == 3 and small[1] % 2 == 1 and small[2] % 2 == 0 and max(small[1:]) < 33
     full = dense_norm(layer, (3, 33, 40))
     assert dense_norm(layer, small) == pytest.approx(full, rel=0.02)
+
+
+@pytest.mark.parametrize("is_zero", [False, True])
+def test_a_layer_grows_by_a_power_for_each_factor_that_moves(is_zero: bool) -> None:
+    layer = of_seed(lambda: LowRank(8, 3, 6))
+    if is_zero:  # so that the other factor makes no difference
+        with torch.no_grad():
+            next(layer.parameters()).zero_()
+    (stage,) = stages(layer, (8,), 1.0)
+    (group,) = stage.groups
+    assert group.degree == pytest.approx(len(group.parameters()), rel=1e-5)
+    assert len(group.parameters()) == (1 if is_zero else 2)

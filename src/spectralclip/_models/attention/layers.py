@@ -19,7 +19,6 @@ from spectralclip._models.survey import FoundLayer, Survey
 from spectralclip._operators import Factor, Rows, plain_numerics
 
 
-@plain_numerics()
 def head_layers(model: nn.Module, example_inputs: ExampleInputs) -> dict[str, FoundLayer]:
     """The layers of a model, in which heads are products of two projections.
 
@@ -32,6 +31,14 @@ def head_layers(model: nn.Module, example_inputs: ExampleInputs) -> dict[str, Fo
         model: Any module.
         example_inputs: As for `attention_heads`.
     """
+    return products_of_heads(model, example_inputs)[0]
+
+
+@plain_numerics()
+def products_of_heads(
+    model: nn.Module, example_inputs: ExampleInputs
+) -> tuple[dict[str, FoundLayer], list[str]]:
+    """What `head_layers` finds, and the products that are none since a factor is frozen."""
     bare = unwrapped(model)
     survey = Survey.of(bare, example_inputs)
     products = _Products()
@@ -43,7 +50,7 @@ def head_layers(model: nn.Module, example_inputs: ExampleInputs) -> dict[str, Fo
         products.add_call(*call)
     layers = survey.layers("none")
     kept = {name: one for name, one in layers.items() if not products.replace(one.modules[0])}
-    return {**kept, **dict(products.layers())}
+    return {**kept, **dict(products.layers())}, products.frozen
 
 
 @final
@@ -54,6 +61,7 @@ class _Products:
     factors: dict[str, tuple[Factor, Factor]] = field(default_factory=dict)
     used: dict[nn.Module, set[int]] = field(default_factory=lambda: defaultdict(set))
     sizes: dict[nn.Module, int] = field(default_factory=dict)
+    frozen: list[str] = field(default_factory=list)
 
     def replace(self, module: nn.Module) -> bool:
         """Whether all units of a layer are in products."""
@@ -141,7 +149,8 @@ class _Products:
         self, name: str, pair: tuple[Factor, Factor], units: Sequence[tuple[nn.Module, slice]]
     ) -> None:
         if not all(own.requires_grad for factor in pair for own in factor.parameters()):
-            return  # both would have to give way
+            self.frozen.append(name)  # both would have to give way
+            return
         self.factors.setdefault(name, pair)
         for module, own in units:
             self.used[module].update(range(own.start, own.stop))

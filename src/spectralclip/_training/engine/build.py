@@ -230,11 +230,16 @@ def _moving(function: AffineFunction, layer: ConstrainedLayer | None) -> list[st
 
 
 def _degree(function: AffineFunction, moving: list[str]) -> float:
-    """By which power the layer grows if what moves is multiplied."""
-    x = torch.randn(1, *function.in_shape, generator=seeded("degree"), device="cpu")
-    x = x.to(function.device, function.dtype)
-    doubled = {name: 2 * function.values[name] for name in moving}
+    """By which power the layer grows if what moves, which may be zero now, is multiplied."""
+    generator = seeded("degree")
+
+    def drawn(shape: Sequence[int]) -> Tensor:
+        made = torch.randn(tuple(shape), generator=generator, device="cpu")
+        return made.to(function.device, function.dtype)
+
+    x, once = drawn((1, *function.in_shape)), {n: drawn(function.values[n].shape) for n in moving}
+    twice = {name: 2 * value for name, value in once.items()}
     with torch.no_grad():
-        before, after = (function.linear_part(x, own).norm() for own in (None, doubled))
+        before, after = (function.linear_part(x, own).norm() for own in (once, twice))
     ratio = float(after / before)
     return math.log2(ratio) if 1.1 < ratio < math.inf else 1.0

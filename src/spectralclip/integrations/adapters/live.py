@@ -28,17 +28,23 @@ _PAIRS = (
 )
 
 
-def from_model(model: nn.Module, adapter: str | None = None) -> Adapter:
+def from_model(
+    model: nn.Module, adapter: str | None = None, *, alpha: float | None = None
+) -> Adapter:
     """The updates in a model with LoRA-like layers, of peft or others, as they are now.
 
-    The factors are the model's own parameters: what is clipped is clipped in the model.
+    The factors are the model's own parameters: what is clipped is clipped in the model. An update
+    is `scale * B A`. Its scale is `scaling` or `scale` of the module that holds the factors, or
+    `alpha` or `lora_alpha` over the rank; 1 where it has none of these.
 
     Args:
         model: Any model with modules that have `lora_A` and `lora_B`, or `lora_down` and `lora_up`.
         adapter: Which one, where the model holds several by name, as those of peft can.
+        alpha: In place of what modules say: every scale is this over the rank.
 
     Raises:
-        ValueError: There is none, or there are several and none is named.
+        ValueError: There is none, or there are several and none is named; or a module's scale is
+            no number.
 
     Example:
         >>> import torch
@@ -70,7 +76,7 @@ def from_model(model: nn.Module, adapter: str | None = None) -> Adapter:
         if reason:
             left_out[layer] = reason
         else:
-            updates[layer] = _update(layer, module, A, B, name)
+            updates[layer] = _update(layer, module, A, B, name, alpha)
     if not updates:
         there = f", got {names}" if names else ""
         why = "; ".join(f"{layer}: {reason}" for layer, reason in list(left_out.items())[:3])
@@ -144,7 +150,9 @@ def _convolution(module: nn.Module, A: Any) -> Any:
     return module if not isinstance(A, nn.Module) and isinstance(module, _ConvNd) else A
 
 
-def _update(layer: str, module: Any, A: Any, B: Any, name: str | None) -> Update:
+def _update(
+    layer: str, module: Any, A: Any, B: Any, name: str | None, alpha: float | None
+) -> Update:
     conv = _convolution(module, A)
     is_layer = isinstance(conv, nn.Module)
     known = {key: getattr(conv, key) for key in _GEOMETRY if is_layer and hasattr(conv, key)}
@@ -153,7 +161,8 @@ def _update(layer: str, module: Any, A: Any, B: Any, name: str | None) -> Update
     right, left = _factor(A), _factor(B)
     assert right is not None and left is not None
     require_thin(layer, right, left)
-    scale = _scale(module, name, right.shape[0])
+    rank = right.shape[0]
+    scale = _scale(layer, module, name, rank) if alpha is None else alpha / rank
     return Update(right, left, scale, name=layer, transposed=transposed or embeds, **known)
 
 
@@ -162,19 +171,20 @@ def _embedding_factor(module: Any, name: str) -> Any:
     return table[name] if table is not None and name in table else None
 
 
-def _scale(module: Any, name: str | None, rank: int) -> float:
+def _scale(layer: str, module: Any, name: str | None, rank: int) -> float:
     """`scaling` or `scale` where the module has one, `alpha / rank` where it has that, else 1."""
-    for key in ("scaling", "scale"):
+    for key, over in (("scaling", 1), ("scale", 1), ("alpha", rank), ("lora_alpha", rank)):
         told = getattr(module, key, None)
         if isinstance(told, Mapping):
             told = told.get(name)
+        if told is None:
+            continue
         if isinstance(told, (int, float)) or (isinstance(told, Tensor) and told.numel() == 1):
-            return float(told)
-    alpha = getattr(module, "alpha", getattr(module, "lora_alpha", None))
-    if isinstance(alpha, Mapping):
-        alpha = alpha.get(name)
-    if isinstance(alpha, (int, float)) or (isinstance(alpha, Tensor) and alpha.numel() == 1):
-        return float(alpha) / rank
+            return float(told) / over
+        raise ValueError(
+            f"{layer}: expected a number as {key!r}, which scales the update, got "
+            f"{type(told).__name__}: give alpha=, which is divided by the rank."
+        )
     return 1.0
 
 
@@ -194,7 +204,20 @@ def base_weights(model: nn.Module) -> dict[str, Tensor]:
                 "unmerge it first, with model.unmerge_adapter() of peft, or model.train() of "
                 "loralib."
             )
-        weight = getattr(getattr(module, "base_layer", module), "weight", None)
-        if isinstance(weight, Tensor):
+        weight = _base_weight(module)
+        if weight is not None:
             weights[f"{layer}.weight"] = weight
     return weights
+
+
+def _base_weight(module: nn.Module) -> Tensor | None:
+    """Of `base_layer`, of the module itself, or of the only layer beside the factors."""
+    factors = {id(part) for pair in _PAIRS for part in (getattr(module, n, None) for n in pair)}
+    others = [part for part in module.children() if id(part) not in factors]
+    layers = [part for part in others if isinstance(getattr(part, "weight", None), Tensor)]
+    only = layers[0] if len(layers) == 1 else None
+    for part in (getattr(module, "base_layer", None), module, only):
+        weight = getattr(part, "weight", None)
+        if isinstance(weight, Tensor):
+            return weight
+    return None
