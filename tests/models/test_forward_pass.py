@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrizations
 from untouched import assert_same, disturb, state, surroundings
 
+from spectralclip import attach, audit
 from spectralclip._models.layers import find_layers, skipped_layers
 
 
@@ -174,3 +176,12 @@ def test_leaves_the_model_as_it_was(compose: Any) -> None:
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     names(resnet(), compose="chains")
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="errors have notes since Python 3.11")
+@pytest.mark.parametrize("call", [find_layers, audit, lambda m, x: attach(m, None, x)])
+def test_inputs_that_do_not_fit_are_named(call: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 3))
+    with pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
+        call(model, torch.zeros(2, 5))
+    assert "example_inputs, with tensors of the shapes (2, 5)" in caught.value.__notes__[0]

@@ -35,7 +35,11 @@ def watch(
         reason = str(error)
     # Some of torch refuses to run under a dispatch mode. If it was not that, the same error will
     # come again.
-    seen = _watch(model, args, kwargs, Watch(whole, containers), closely=False)
+    try:
+        seen = _watch(model, args, kwargs, Watch(whole, containers), closely=False)
+    except Exception as error:
+        _name_inputs(error, model, args, kwargs)
+        raise
     warnings.warn(
         f"{describe(model)} does not run while its operations are followed: {reason} What reads "
         "the outputs of its layers is not known, and only `pairs` are composed.",
@@ -45,6 +49,18 @@ def watch(
         for call in calls:
             call.escapes = True
     return seen
+
+
+def _name_inputs(
+    error: Exception, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Add to a model's own error what it was called with, where Python has notes."""
+    given = [f"{tuple(x.shape)} ({x.dtype})" for x in tensors_in((list(args), dict(kwargs)))]
+    note = (
+        f"{describe(model)} does not run on these example_inputs, with tensors of the shapes "
+        f"{', '.join(given) or 'none'}: give what the model is called with, the batch included."
+    )
+    getattr(error, "add_note", lambda text: None)(note)
 
 
 def _watch(
