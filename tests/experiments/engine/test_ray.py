@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from pathlib import Path
+from collections.abc import Iterator
 from unittest.mock import MagicMock
 
 import pytest
@@ -36,11 +36,19 @@ def test_without_ray_the_engine_says_what_to_install(monkeypatch: pytest.MonkeyP
         RayEngine()
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A folder in which Ray leaves a token: one for all, since a process reads it once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
 @pytest.mark.slow
-def test_ray_does_the_same(study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("home")
+def test_ray_does_the_same(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))  # in which Ray leaves a token
     cells = [*cells_of("table_troubles"), *cells_of("figure_fine")]
     summary = study.run(cells, RayEngine(workers=2), retries=1)
     ((key, failure),) = summary.failed.items()
@@ -63,13 +71,11 @@ def test_ray_does_the_same(study: Study, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_a_node_that_is_lost_costs_no_run(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("home")
+def test_a_node_that_is_lost_costs_no_run(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     """A head and a worker node, each with processes of its own; the worker node is killed."""
     ray = pytest.importorskip("ray")
     utils = pytest.importorskip("ray.cluster_utils")
-    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     slow = [config(f"slow {n}", n, steps=10, pause=0.3) for n in range(6)]
     cells = [Cell("figure_fine", "smoke", one) for one in slow]
