@@ -346,7 +346,7 @@ def test_a_layer_that_joins_one_of_several_optimizers_later_is_kept_from_then_on
 
 def test_several_optimizers_without_any_layer_are_refused() -> None:
     callback = SpectralClipCallback(EXAMPLE, method=Scale(), max_norm=lambda name, layer: None)
-    with pytest.raises(ValueError, match=r"No layer is left to constrain: of \['first', 'second'\]"):
+    with pytest.raises(ValueError, match=r"No layer is left .* \['first', 'second'\]"):
         trainer(callback).fit(Pair(), batches())
 
 
