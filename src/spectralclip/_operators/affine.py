@@ -90,10 +90,11 @@ def flattened(layer: Layer, name: str = "") -> Iterator[tuple[str, Any]]:
     elif callable(layer):
         yield name, layer
     else:
+        given: object = layer
         kernel = ": of a kernel alone, kernel_norm and kernel_operator know the layer"
         raise TypeError(
             "Expected a module, an affine callable or a sequence of them, got "
-            f"{in_short(layer)}{kernel if isinstance(layer, Tensor) else ''}."
+            f"{in_short(given)}{kernel if isinstance(given, Tensor) else ''}."
         )
 
 
