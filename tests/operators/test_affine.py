@@ -72,3 +72,11 @@ def test_an_output_that_is_not_real_is_refused() -> None:
 def test_an_output_that_is_no_tensor_is_refused_with_what_to_do() -> None:
     with pytest.raises(ValueError, match=r"it made tuple\. Give a function .* find_layers"):
         sc.spectral_norm(nn.LSTM(5, 2), (5,))
+
+
+def test_a_tensor_in_place_of_a_layer_is_named_by_its_shape() -> None:
+    kernel = torch.zeros(4, 3, 3, 3)
+    with pytest.raises(TypeError, match=r"got a Tensor of shape \(4, 3, 3, 3\): .* kernel_norm"):
+        as_operator(kernel, (3, 8, 8))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"got a Tensor of shape \(1, 3, 8, 8\)"):
+        as_operator(nn.Conv2d(3, 4, 3), torch.zeros(1, 3, 8, 8))  # type: ignore[arg-type]

@@ -29,6 +29,7 @@ from spectralclip._common.public import publish as publish
 from spectralclip._common.tensor_files import TensorFile as TensorFile
 from spectralclip._common.tensor_files import packed as packed
 from spectralclip._common.text import ITSELF as ITSELF
+from spectralclip._common.text import in_short as in_short
 from spectralclip._common.text import missing_package as missing_package
 from spectralclip._common.text import printable as printable
 from spectralclip._common.text import shown_name as shown_name

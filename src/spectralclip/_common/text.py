@@ -49,3 +49,12 @@ def shown_reason(why: str) -> str:
     """A message, which may have had several lines or pages, on one line."""
     text = printable(" ".join(why.split()))
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+
+
+def in_short(value: object) -> str:
+    """A value that was given by mistake: tensors by their shape, all else as it prints, cut."""
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        return f"a {type(value).__name__} of shape {tuple(shape)}"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

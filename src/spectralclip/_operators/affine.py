@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from spectralclip._common import Shape, as_shape
+from spectralclip._common import Shape, as_shape, in_short
 from spectralclip._linalg import has_float64, sent, testable
 from spectralclip._operators.contexts import evaluation_mode, unchanged_rng
 from spectralclip._operators.factor import Factor
@@ -90,8 +90,11 @@ def flattened(layer: Layer, name: str = "") -> Iterator[tuple[str, Any]]:
     elif callable(layer):
         yield name, layer
     else:
+        given: object = layer
+        kernel = ": of a kernel alone, kernel_norm and kernel_operator know the layer"
         raise TypeError(
-            f"Expected a module, an affine callable or a sequence of them, got {layer!r}."
+            "Expected a module, an affine callable or a sequence of them, got "
+            f"{in_short(given)}{kernel if isinstance(given, Tensor) else ''}."
         )
 
 
@@ -315,7 +318,7 @@ def input_shape(layer: Layer, in_shape: Sequence[int] | int | None) -> Shape:
     except TypeError as error:
         raise TypeError(
             f"in_shape of {name} must be a sequence of integers such as (3, 32, 32), "
-            f"got {in_shape!r}."
+            f"got {in_short(in_shape)}."
         ) from error
     if not shape or min(shape) < 1:
         raise ValueError(

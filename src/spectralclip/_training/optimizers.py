@@ -8,6 +8,7 @@ from typing import final
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
+from spectralclip._common import in_short
 from spectralclip._training.momentum import Momentum, has_unknown_momentum, momentum_of
 
 
@@ -23,11 +24,13 @@ def checked_optimizers(given: Optimizer | Sequence[Optimizer] | None) -> Optimiz
         isinstance(optimizer, Optimizer) for optimizer in several
     ):
         raise TypeError(
-            f"optimizer must be a torch optimizer, a list of them, or None, got {given!r}."
+            f"optimizer must be a torch optimizer, a list of them, or None, got {in_short(given)}."
         )
     bare = [_without_accelerate(optimizer) for optimizer in several]
     if given is not None and len({id(optimizer) for optimizer in bare}) != max(1, len(several)):
-        raise ValueError(f"optimizer must be one or more different optimizers, got {given!r}.")
+        raise ValueError(
+            f"optimizer must be one or more different optimizers, got {in_short(given)}."
+        )
     for optimizer in bare:
         if not hasattr(optimizer, "_optimizer_step_post_hooks"):
             name = type(optimizer).__name__
