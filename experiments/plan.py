@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from experiments.counting import work_of
-from experiments.experiment import Cell, Config, Experiment, Record, Scale
+from experiments.experiment import Config, Experiment, Record, Scale
 from experiments.judging.statistics import summary
 from experiments.store import Store
 
@@ -43,7 +43,8 @@ def left_of(experiment: Experiment, scale: Scale, store: Store) -> Left:
     there = {record.id for record in records}
     missing = [cell for cell in cells if cell.id not in there]
     means = _means(records)
-    known = [means[kind] for kind in map(_kind_of, missing) if kind in means]
+    kinds = [_kind(cell.config) for cell in missing]
+    known = [means[kind] for kind in kinds if kind in means]
     return Left(experiment.name, len(records), len(missing), sum(known), len(missing) - len(known))
 
 
@@ -56,10 +57,6 @@ def _means(records: Iterable[Record]) -> dict[str, float]:
         if seconds:
             taken.setdefault(_kind(record.config), []).append(float(seconds))
     return {kind: summary(found).mean for kind, found in taken.items()}
-
-
-def _kind_of(cell: Cell) -> str:
-    return _kind(cell.config)
 
 
 def _kind(config: Config) -> str:

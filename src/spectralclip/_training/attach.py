@@ -125,20 +125,7 @@ def attach(
         )
     bare, optimizers = unwrapped(model), checked_optimizers(optimizer)
     _refuse_evaluated_elsewhere(method, optimizers)
-    if method.compose == "heads":
-        if pairs:
-            raise ValueError(
-                'pairs are of layers and their batch norms, and compose="heads" takes none: leave '
-                "pairs out."
-            )
-        found, frozen = products_of_heads(bare, example_inputs)
-        if frozen:
-            warn(
-                f"The products {frozen} are not held: a factor of each is frozen, and both would "
-                "have to give way. The other factors are layers of their own."
-            )
-    else:
-        found = find_layers(bare, example_inputs, method.compose, pairs=pairs)
+    found = _found_layers(bare, example_inputs, method, pairs)
     wanted = {name: layer for name, layer in found.items() if method.takes(layer)}
     _refuse_left_alone(method, "max_norm", max_norm, found, wanted)
     _refuse_left_alone(method, "proportions", proportions, found, wanted)
@@ -182,6 +169,26 @@ def attach(
     _warn_of_uncovered(attachment)
     _warn_of_contraction(attachment)
     return attachment
+
+
+def _found_layers(
+    model: nn.Module, example_inputs: ExampleInputs, method: Method, pairs: Pairs
+) -> dict[str, FoundLayer]:
+    """The layers of a model as a method composes them."""
+    if method.compose != "heads":
+        return find_layers(model, example_inputs, method.compose, pairs=pairs)
+    if pairs:
+        raise ValueError(
+            'pairs are of layers and their batch norms, and compose="heads" takes none: leave '
+            "pairs out."
+        )
+    found, frozen = products_of_heads(model, example_inputs)
+    if frozen:
+        warn(
+            f"The products {frozen} are not held: a factor of each is frozen, and both would "
+            "have to give way. The other factors are layers of their own."
+        )
+    return found
 
 
 def _refuse_evaluated_elsewhere(method: Method, optimizers: Optimizers) -> None:
