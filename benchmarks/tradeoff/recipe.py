@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from benchmarks.tradeoff.series import Series
 from experiments.data import Dataset
 from experiments.models import build
-from experiments.models.layout import layout
 from experiments.models.scaled import Scaled
 from spectralclip import Attachment, attach, init_at_bound_
 from spectralclip.nn import CenterNorm, ScalarBatchNorm, replace_batch_norms_
@@ -40,7 +39,7 @@ def network(
     if series.norm is ScalarBatchNorm or series.norm is CenterNorm:
         replace_batch_norms_(model, series.norm)
     scaled: Any = Scaled(model, series.scale)  # torch does not type `memory_format`
-    scaled.to(memory_format=layout(recipe.width))
+    scaled.to(memory_format=torch.channels_last)
     if series.at_bound:
         generator = torch.Generator().manual_seed(seed)
         bounds = bounds_of(series, bound)

@@ -54,11 +54,15 @@ def normalization(channels: int, batch_norm: bool) -> nn.Module:
 
 
 def shortcut(inputs: int, outputs: int, stride: int, batch_norm: bool) -> nn.Sequential:
-    """The way around a block: nothing, or a 1x1 convolution where the shape changes."""
+    """The way around a block: nothing, or a 1x1 convolution where the shape changes.
+
+    A block gives it the pixels that the stride leaves, and not the stride: with few channels, the
+    backward pass of a strided 1x1 convolution in the layout channels last writes past the memory of
+    oneDNN (uxlfoundation/oneDNN#6035). The process dies, or goes on with wrong numbers.
+    """
     if stride == 1 and inputs == outputs:
         return nn.Sequential()
-    layers = convolution(inputs, outputs, 1, stride), normalization(outputs, batch_norm)
-    return nn.Sequential(*layers)
+    return nn.Sequential(convolution(inputs, outputs, 1), normalization(outputs, batch_norm))
 
 
 class BasicBlock(nn.Module):
@@ -73,9 +77,9 @@ class BasicBlock(nn.Module):
         self.conv2 = convolution(outputs, outputs, 3)
         self.bn2 = normalization(outputs, batch_norm)
         self.shortcut = shortcut(inputs, outputs, stride, batch_norm)
-        self.halved = halved
+        self.stride, self.halved = stride, halved
 
     def forward(self, x: Tensor) -> Tensor:
         inner = F.relu(self.bn1(self.conv1(x)))
-        both = self.bn2(self.conv2(inner)) + self.shortcut(x)
+        both = self.bn2(self.conv2(inner)) + self.shortcut(x[..., :: self.stride, :: self.stride])
         return F.relu(both / 2 if self.halved else both)

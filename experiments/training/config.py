@@ -16,7 +16,6 @@ from experiments.attacks._numbers import not_negative, positive, whole
 from experiments.experiment import Config
 from experiments.measuring.norms import Measure
 from experiments.models import Norm
-from experiments.models.layout import layout
 from experiments.models.small import SETTINGS
 
 Optimizer = Literal["sgd", "adam"]
@@ -89,7 +88,7 @@ class TrainConfig:
         attacks: By name ("pgd", "cw"), their settings; None for no attack.
         protocol: Of the attacks; "both" reports the paper's beside that on pixels.
         measure: Whose true norms are taken after each epoch.
-        channels_last: The layout of images and weights in memory, where it is safe; often faster.
+        channels_last: The layout of images and weights in memory; often faster.
         amp: Compute forward passes in bfloat16 where that is safe. Results differ by more than
             rounding then, so that no grid of the study does.
     """
@@ -188,7 +187,7 @@ class TrainConfig:
     @property
     def layout(self) -> torch.memory_format:
         """Of images and weights."""
-        return layout(self.width) if self.channels_last else torch.contiguous_format
+        return torch.channels_last if self.channels_last else torch.contiguous_format
 
     def rate(self, at: float) -> float:
         """The learning rate after so many epochs."""

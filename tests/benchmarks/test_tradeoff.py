@@ -22,7 +22,6 @@ from benchmarks.tradeoff.recipe import QUICK, Recipe, finish, network
 from benchmarks.tradeoff.render import render
 from benchmarks.tradeoff.series import NORMED, PLAIN, SERIES
 from benchmarks.tradeoff.training import Task, Training
-from experiments.models.layout import layout
 from spectralclip import find_layers, lipschitz_bounds
 from spectralclip.nn import CenterNorm, ScalarBatchNorm
 
@@ -101,15 +100,6 @@ def test_methods_of_layers_hold_all_of_them_at_the_same_bound() -> None:
     layers = find_layers(start(NONE, None), torch.zeros(1, 3, 32, 32))
     assert len(layers) == 21
     assert run.attachment.max_norms == dict.fromkeys(layers, SERIES["FastClip"].middle)
-
-
-def test_channels_last_only_where_its_backward_pass_is_sound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
-    assert layout(8) is torch.channels_last and layout(4) is torch.contiguous_format
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    assert layout(16) is torch.channels_last and layout(8) is torch.contiguous_format
 
 
 # --- Cells --------------------------------------------------------------------------------

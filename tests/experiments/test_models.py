@@ -163,6 +163,14 @@ def test_resnet18_against_that_of_transformers() -> None:
     torch.testing.assert_close(features[0], wanted)
 
 
+@pytest.mark.parametrize("name", ["resnet18", "dla"])
+def test_no_1x1_convolution_has_a_stride(name: str) -> None:
+    """With channels last, the backward pass of such a one may write past its memory."""
+    convolutions = [m for m in built(name).modules() if isinstance(m, nn.Conv2d)]
+    strides = [m.stride for m in convolutions if m.kernel_size == (1, 1)]
+    assert len(strides) >= 3 and set(strides) == {(1, 1)}
+
+
 class Halved(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x / 2).relu()
