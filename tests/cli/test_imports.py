@@ -35,10 +35,10 @@ HEAVY = {
     "wandb",
 }
 
-# What torch imports by itself is no matter of ours.
+# What torch and typer import by themselves is no matter of ours.
 COMMAND = """
 import json, sys
-import torch
+import torch, typer
 before = set(sys.modules)
 from spectralclip.__main__ import main
 code = main()

@@ -71,7 +71,7 @@ A = 0.3
 
 
 def lerped(x: Tensor, branch: nn.Module, theta: Tensor) -> Tensor:
-    return torch.lerp(x, branch(x), 1 - theta.sigmoid())
+    return torch.lerp(x, branch(x), (1 - theta.sigmoid()).to(x))
 
 
 def model(kind: str, branch: nn.Module) -> nn.Module:
