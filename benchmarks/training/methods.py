@@ -22,6 +22,7 @@ FASTCLIP_BACKWARD = "FastClip, by backward"
 SCALE = "scale"
 OURS = "SpectralClip"
 OURS_COMPOSED = "SpectralClip, conv+BN"
+OURS_COMPILED = "SpectralClip, compiled"
 NONE_COMPOSED = "none, conv+BN"
 FASTCLIP_PERIOD = 100  # steps from one clip to the next, as printed
 
@@ -178,6 +179,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     SCALE: ScaleEveryStep,
     OURS: SpectralClip,
     OURS_COMPOSED: lambda: SpectralClip(compose="conv_bn"),
+    OURS_COMPILED: lambda: SpectralClip(compile=True),
 }
 
 
@@ -212,7 +214,7 @@ def num_matvecs(attachment: Attachment) -> float:
 
 def counts_matvecs(name: str) -> bool:
     """Whether a method's work is one of vectors sent through layers, and counted as such."""
-    return name not in (OURS, OURS_COMPOSED)
+    return name not in (OURS, OURS_COMPOSED, OURS_COMPILED)
 
 
 def clip_is_due(name: str, attachment: Attachment) -> bool:

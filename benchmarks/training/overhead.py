@@ -29,6 +29,7 @@ from benchmarks.training.methods import (
     FASTCLIP_PERIOD,
     NONE,
     OURS,
+    OURS_COMPILED,
     SCALE,
     attached,
     bounded_layers,
@@ -46,7 +47,7 @@ from benchmarks.training.models import (
 )
 from oracle import TrackedNorms
 
-COMPARED = (NONE, FASTCLIP_BACKWARD, FASTCLIP, SCALE, OURS)
+COMPARED = (NONE, FASTCLIP_BACKWARD, FASTCLIP, SCALE, OURS, OURS_COMPILED)
 FIRST, LATER = "first", "later"  # steps of a training
 
 
@@ -205,7 +206,8 @@ def measure(session: Session, folder: Path) -> dict[str, Any]:
 
 
 def _measure_setting(session: Session, setting: Setting, images: Images) -> list[OverheadRow]:
-    runners = [_runner(setting, name, images) for name in COMPARED]
+    compared = COMPARED[:-1] if session.quick else COMPARED  # compilation takes minutes
+    runners = [_runner(setting, name, images) for name in compared]
     generator = torch.Generator().manual_seed(0)
     for phase in setting.phases:
         _run(phase, runners, images, generator)
@@ -232,7 +234,7 @@ def _run(phase: Phase, runners: list[Runner], images: Images, generator: torch.G
         batch = images.batch(phase.batch, generator)
         shift = round_ % len(runners)
         for runner in runners[shift:] + runners[:shift]:
-            if round_ % phase.others_every and runner.name != OURS:
+            if round_ % phase.others_every and runner.name not in (OURS, OURS_COMPILED):
                 continue
             if round_ in phase.clips and clips_at_times(runner.name):
                 make_clip_due(runner.attachment)

@@ -16,6 +16,7 @@ COLORS = {
     "FastClip, by backward": "#e8b48f",
     "scale": "#4c72b0",
     "SpectralClip": "#55a868",
+    "SpectralClip, compiled": "#a3d1ae",
 }
 
 
