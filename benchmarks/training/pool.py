@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import torch
 
+from experiments.engine.local import end_with_parent
+
 Task = TypeVar("Task")
 Outcome = TypeVar("Outcome")
 
@@ -17,5 +19,10 @@ def outcomes(
 ) -> Iterator[Outcome]:
     """What the function makes of each task, as it comes, from processes of one thread each."""
     context = multiprocessing.get_context("spawn")
-    with context.Pool(processes, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with context.Pool(processes, initializer=_begin) as pool:
         yield from pool.imap_unordered(function, tasks)
+
+
+def _begin() -> None:
+    torch.set_num_threads(1)
+    end_with_parent()

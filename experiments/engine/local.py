@@ -129,7 +129,7 @@ def _serve(end: Connection) -> None:
     """What a process does."""
     # Ctrl-C reaches the whole group: the process in front decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     while True:
         try:
             task: Task = end.recv()
@@ -145,11 +145,16 @@ def _tell(end: Connection, key: str, share: float, words: str) -> None:
     end.send(Said(key, share, words))
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Have this process end when the one that started it does, however that ends."""
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+
+    def wait() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 @contextlib.contextmanager
