@@ -111,14 +111,14 @@ def test_the_first_seed_of_all_comes_first_and_every_cell_once() -> None:
     assert len(cells) == len(set(cells)) == number * len(SEEDS)
     assert {seed for *_, seed in cells[:number]} == {0}
     assert [name for name, *_ in cells[:3]] == [NONE, "unclipped + orthogonal start", OURS]
-    lowest = [i for i, (name, at, seed) in enumerate(cells) if (name, at) == (OURS, 30.0) and seed]
+    lowest = [i for i, (name, at, seed) in enumerate(cells) if (name, at) == (OURS, 100.0) and seed]
     middle = [i for i, (name, at, seed) in enumerate(cells) if (name, at) == (OURS, 300.0) and seed]
     assert max(middle) < min(lowest)
 
 
-def test_eight_epochs_are_3125_steps_and_series_without_a_rate_wait() -> None:
+def test_eight_epochs_are_6250_steps_and_series_without_a_rate_wait() -> None:
     wanted = tasks(False, 8.0, {OURS: 0.01, NONE: 0.02})
-    assert {one.steps for one in wanted} == {3125}
+    assert {one.steps for one in wanted} == {6250}
     assert {(one.series, one.rate) for one in wanted} == {(OURS, 0.01), (NONE, 0.02)}
     assert len(wanted) == 3 * (5 + 1)
 
@@ -141,7 +141,7 @@ def test_times_are_those_of_the_short_runs_where_there_are_any() -> None:
     assert found[OURS] == pytest.approx(0.2)
     assert found[NONE] == SERIES[NONE].seconds
     hours = core_hours(8.0, {"rows": rows})[OURS]
-    assert hours == pytest.approx(15 * (3125 * 0.2 + 45) / 3600)
+    assert hours == pytest.approx(15 * (6250 * 0.2 + 45) / 3600)
 
 
 # --- Figures ------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def test_figures_are_final_when_all_cells_are_there() -> None:
 def test_the_page_has_intervals_and_names_what_is_missing() -> None:
     rows = [row(OURS, 300.0, 60 + s, 30, seed=s) for s in range(3)] + [row(NONE, None, 67, 5)]
     train = {
-        **{"epochs": 8.0, "steps": 3125, "images": "cifar10", "pgd_images": 500, "processes": 2},
+        **{"epochs": 8.0, "steps": 6250, "images": "cifar10", "pgd_images": 500, "processes": 2},
         **{"rows": rows, "failed": [], "left": [], "wall_over_cpu": None},
         **{"versions": {"torch": "2"}, "machine": {"cpu": "one", "cores": 2, "threads": 1}},
     }
