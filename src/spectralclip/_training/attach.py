@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Collection, Mapping, Sequence
+from typing import NoReturn
 
 from torch import nn
 from torch.optim import Optimizer
@@ -101,28 +102,10 @@ def attach(
         >>> bool(torch.linalg.matrix_norm(model[0].weight, 2) <= 0.5001)
         True
     """
-    if schedule is not None and not callable(schedule):
-        raise TypeError(f"schedule must be a function of the number of steps, got {schedule!r}.")
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            "attach takes (model, optimizer, example_inputs, method=...): the model must be an "
-            f"nn.Module, got {model!r}."
-        )
+    _check_arguments(model, method, max_norm, max_lipschitz, proportions, schedule)
     seed, method = checked_seed(seed), SpectralClip() if method is None else method
-    if not isinstance(method, Method):
-        raise TypeError(
-            f"method must be a Method such as SpectralClip(), or methods.get('gouk')() by its "
-            f"name, got {method!r}."
-        )
     if max_lipschitz is not None:
-        if max_norm is not None:
-            raise ValueError("Give max_norm, or max_lipschitz for the whole network: not both.")
         method = method.for_network()
-    elif proportions != 1.0:
-        raise ValueError(
-            "proportions are those of the layers' bounds below max_lipschitz, and there is none: "
-            "give max_lipschitz, or the bounds themselves by max_norm."
-        )
     bare, optimizers = unwrapped(model), checked_optimizers(optimizer)
     _refuse_evaluated_elsewhere(method, optimizers)
     found = _found_layers(bare, example_inputs, method, pairs)
@@ -134,25 +117,12 @@ def attach(
     else:
         bounds = layer_targets(wanted, proportions, "proportions")
     if not bounds:
-        _refuse_others(method, found)
-        if wanted:
-            raise ValueError(
-                f"No layer is left to constrain: of {list(wanted)}, "
-                f"{'max_norm' if max_lipschitz is None else 'proportions'} names none."
-            )
-        raise ValueError(
-            f"{type(method).__name__} found no layer to constrain among {list(found)}: "
-            "skipped_layers says what else there is in the model, and why it is left out."
-        )
+        argument = "max_norm" if max_lipschitz is None else "proportions"
+        _refuse_none(method, found, wanted, argument)
     layers = {name: wanted[name] for name in bounds}
     _refuse_others(method, layers)
     held = optimizers.held()
-    if held is not None and not any(id(parameter) in held for parameter in bare.parameters()):
-        raise ValueError(
-            f"The optimizer has no parameter of the model with the layers {list(layers)}: "
-            "nothing would be done. Give the one that trains this model, made from the "
-            "parameters that it has now."
-        )
+    _refuse_untrained(bare, layers, held)
     _warn_of_another(layers, optimizers)
     allocation = None
     if max_lipschitz is not None:
@@ -169,6 +139,36 @@ def attach(
     _warn_of_uncovered(attachment)
     _warn_of_contraction(attachment)
     return attachment
+
+
+def _check_arguments(
+    model: object,
+    method: object,
+    max_norm: object,
+    max_lipschitz: object,
+    proportions: object,
+    schedule: object,
+) -> None:
+    """Raise for what is of the wrong type, or does not go together."""
+    if schedule is not None and not callable(schedule):
+        raise TypeError(f"schedule must be a function of the number of steps, got {schedule!r}.")
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            "attach takes (model, optimizer, example_inputs, method=...): the model must be an "
+            f"nn.Module, got {model!r}."
+        )
+    if method is not None and not isinstance(method, Method):
+        raise TypeError(
+            f"method must be a Method such as SpectralClip(), or methods.get('gouk')() by its "
+            f"name, got {method!r}."
+        )
+    if max_lipschitz is not None and max_norm is not None:
+        raise ValueError("Give max_norm, or max_lipschitz for the whole network: not both.")
+    if max_lipschitz is None and proportions != 1.0:
+        raise ValueError(
+            "proportions are those of the layers' bounds below max_lipschitz, and there is none: "
+            "give max_lipschitz, or the bounds themselves by max_norm."
+        )
 
 
 def _found_layers(
@@ -258,6 +258,33 @@ def _warn_of_contraction(attachment: Attachment) -> None:
             "training may stay where it is. Begin with init_at_bound_(), raise the bounds or "
             "max_lipschitz, or multiply the outputs by a constant. The page 'My network does not "
             "learn under the bound' of the documentation goes through the remedies."
+        )
+
+
+def _refuse_none(
+    method: Method, found: Mapping[str, FoundLayer], wanted: Collection[str], argument: str
+) -> NoReturn:
+    """Say why no layer is left."""
+    _refuse_others(method, found)
+    if wanted:
+        raise ValueError(
+            f"No layer is left to constrain: of {list(wanted)}, {argument} names none."
+        )
+    raise ValueError(
+        f"{type(method).__name__} found no layer to constrain among {list(found)}: "
+        "skipped_layers says what else there is in the model, and why it is left out."
+    )
+
+
+def _refuse_untrained(
+    model: nn.Module, layers: Collection[str], held: Collection[int] | None
+) -> None:
+    """Raise if the optimizer has nothing of the model."""
+    if held is not None and not any(id(parameter) in held for parameter in model.parameters()):
+        raise ValueError(
+            f"The optimizer has no parameter of the model with the layers {list(layers)}: "
+            "nothing would be done. Give the one that trains this model, made from the "
+            "parameters that it has now."
         )
 
 
