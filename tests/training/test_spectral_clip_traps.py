@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -140,3 +141,119 @@ def test_a_state_of_the_beginning_begins_anew() -> None:
             attachment.step()
         runs.append(copy.deepcopy(model.state_dict()))
     assert all(torch.equal(runs[0][key], runs[1][key]) for key in weights)
+
+
+@pytest.mark.parametrize(
+    ("layer", "in_shape"),
+    [
+        (lambda: nn.Conv1d(4, 4, 31, padding=15, groups=4), (4, 100)),
+        (lambda: nn.Conv1d(1, 8, 80, stride=4), (1, 400)),
+        (lambda: nn.Conv2d(4, 4, 7, padding=3, groups=4), (4, 12, 12)),
+        (lambda: nn.Conv2d(4, 4, 5, padding=2), (4, 14, 14)),
+    ],
+    ids=["31 taps", "80 taps, stride 4", "7x7", "5x5"],
+)
+def test_kernels_of_many_taps_are_held_from_the_first_step(
+    layer: Callable[[], nn.Module], in_shape: tuple[int, ...]
+) -> None:
+    """Their symbols have a peak for each tap: few frequencies would miss most of them."""
+    model = nn.Sequential(layer())
+    with torch.no_grad():
+        model[0].weight.mul_(3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    attach(model, optimizer, torch.zeros(1, *in_shape))
+    for _ in range(6):
+        optimizer.zero_grad()
+        model(torch.randn(4, *in_shape)).square().mean().neg().backward()
+        optimizer.step()
+        assert dense_norm(model[0], in_shape) <= 1.01
+
+
+class AtTwoSizes(nn.Module):
+    """The same convolution on a window, where it is a matrix, and on an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x[..., :3, :3]).sum() + self.conv(x).sum()
+
+
+def test_a_layer_is_held_at_all_of_its_sizes_in_any_order() -> None:
+    model = AtTwoSizes()
+    with torch.no_grad():
+        model.conv.weight.mul_(5)
+    attachment = attach(model, None, torch.zeros(1, 4, 8, 8))
+    attachment.step()
+    assert dense_norm(model.conv, (4, 8, 8)) <= 1.01
+
+
+@pytest.mark.parametrize("without", [1e8, 3e12, 1e16])
+@pytest.mark.parametrize("padding", ["zeros", "reflect", None])
+def test_a_bound_that_was_none_at_first_is_taken_up_at_once(
+    without: float, padding: str | None
+) -> None:
+    """In units of such a bound the squares of norms are too small for single precision."""
+    dense = padding is None
+    layer = nn.Linear(40, 40) if dense else nn.Conv2d(4, 4, 3, padding=1, padding_mode=padding)
+    in_shape = (40,) if dense else (4, 8, 8)
+    with torch.no_grad():
+        layer.weight.mul_(4)
+    attachment = attach(
+        nn.Sequential(layer),
+        None,
+        torch.zeros(1, *in_shape),
+        schedule=lambda step: without if step < 2 else 1.0,
+    )
+    for _ in range(3):
+        attachment.step()
+    assert 0.93 <= dense_norm(layer, in_shape) <= 1.01
+
+
+def test_growth_far_below_the_bound_does_not_lower_the_target() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"))
+    along = 0.0004 * torch.randn(4, 4, 3, 3)
+    nn.init.zeros_(model[0].weight)
+    attachment = attach(model, None, torch.zeros(1, 4, 8, 8))
+    for _ in range(250):
+        with torch.no_grad():
+            model[0].weight.add_(along)
+        attachment.step()
+    assert 0.985 <= dense_norm(model[0], (4, 8, 8)) <= 1.0
+
+
+@pytest.mark.parametrize("frozen", [1, 4])
+def test_one_of_several_equal_batch_norms_may_be_frozen_and_freed(frozen: int) -> None:
+    model = nn.Sequential(
+        *(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
+        *(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    method = methods.SpectralClip(compose="conv_bn")
+    attach(model, optimizer, torch.zeros(1, 4, 6, 6), method=method)
+    for step in range(9):
+        if step == 3:
+            model[frozen].requires_grad_(False)
+            before = model[frozen].weight.clone()
+        if step == 6:
+            assert torch.equal(model[frozen].weight, before)
+            model[frozen].requires_grad_(True)
+        optimizer.zero_grad()
+        model(torch.randn(4, 4, 6, 6)).square().mean().neg().backward()
+        optimizer.step()
+        model.eval()
+        assert max(dense_norm(model[n : n + 2], (4, 6, 6)) for n in (0, 3)) <= 1.02
+        model.train()
+
+
+@pytest.mark.parametrize("name", ["orthogonal", "spectral_norm"])
+def test_what_does_not_follow_the_scale_of_its_parameters_is_refused(name: str) -> None:
+    model = nn.Sequential(getattr(nn.utils.parametrizations, name)(nn.Linear(8, 8)), nn.ReLU())
+    with pytest.raises(ValueError, match="'0' cannot be held: its norm does not follow the scale"):
+        attach(model, None, torch.zeros(1, 8))
+    model.append(nn.Linear(8, 8))
+    others = attach(
+        model, None, torch.zeros(1, 8), max_norm=lambda name, _: None if name == "0" else 1.0
+    )
+    assert list(others.layers) == ["2"]

@@ -151,12 +151,15 @@ def _members(found: FoundLayer, vectors: int, origin: str) -> list[Member]:
         assert weight is not None
         key = (Factors, weight.shape, weight.dtype, weight.device, first.eps)
         return [Member(key, (weight,), (found.name, first), lambda norms: Factors(dict(norms)))]
-    conv = None if layer is None else as_operator(layer.module, layer.in_shapes[0]).convolution
-    if layer is None or (conv is None and not isinstance(layer.module, (nn.Linear, Rows))):
+    if layer is None:
         return _by_vectors(found, layer, vectors, origin)
-    if layer.norm is None and (conv is None or conv.has_separate_windows):
+    convs = [as_operator(layer.module, shape).convolution for shape in layer.in_shapes]
+    at_all = [conv for conv in convs if conv is not None]
+    if not at_all and not isinstance(layer.module, (nn.Linear, Rows)):
+        return _by_vectors(found, layer, vectors, origin)
+    if layer.norm is None and all(conv.has_separate_windows for conv in at_all):
         return [Member((Matrices, layer.kind), (layer.weight,), layer, Matrices)]
-    taps, frequencies = _places(layer, conv)
+    taps, frequencies = _places(at_all)
     width = WIDER * vectors if len(frequencies.centers) == 1 else vectors
     modes = Member(
         (Modes, layer.kind, modes_key(taps, frequencies)),
@@ -164,7 +167,7 @@ def _members(found: FoundLayer, vectors: int, origin: str) -> list[Member]:
         layer,
         lambda own: Modes(own, taps, frequencies, width),
     )
-    if conv is None or _is_on_modes(conv):
+    if all(_is_on_modes(conv) for conv in at_all):
         return [modes]
     # Inside an image any convolution acts on Fourier modes: these go first, so that full vectors
     # have to deal with the borders only.
@@ -180,14 +183,19 @@ def _is_on_modes(conv: ConvMap) -> bool:
     return geometry.mode == "zeros" or (geometry.mode == "circular" and not uneven)
 
 
-def _places(layer: ConstrainedLayer, conv: ConvMap | None) -> tuple[Taps, Frequencies]:
-    """Where the modes of a layer are: on the grid of its own torus where that is small."""
-    if conv is None:
+def _places(convs: Sequence[ConvMap]) -> tuple[Taps, Frequencies]:
+    """Where the modes of a layer are: on the grid of its own torus where that is small.
+
+    Args:
+        convs: The layer at each of its input shapes; none for a dense one.
+    """
+    if not convs:
         return Taps.of((1,), (1,), (1,)), Frequencies.on_grid((1,))
+    conv = convs[0]
     geometry, kernel = conv.geometry, tuple(conv.weight.shape[2:])
     taps = Taps.of(kernel, geometry.stride, geometry.dilation)
     everywhere = Frequencies.everywhere(taps)
-    if len(layer.in_shapes) > 1 or not _is_on_modes(conv):
+    if len(convs) > 1 or not _is_on_modes(conv):
         return taps, everywhere
     # With zero padding the layer is a part of a circular one: never above that, and nearer to it
     # than to the same kernel on an endless image.
@@ -206,7 +214,7 @@ def _by_vectors(
         smaller = reduced(layer.module, shape) if layer is not None and is_conv else shape
         function = AffineFunction(list(found.modules), smaller)
         moving = _moving(function, layer)
-        degree = _degree(function, moving)
+        degree = _degree(found.name, function, moving)
         stages = tuple((stage.name, repr(stage.layer)) for stage in function.stages)
         shapes = tuple((n, v.shape, v.dtype) for n, v in function.values.items())
         # Modules of one's own may differ in what does not show: each is a group of its own.
@@ -229,7 +237,7 @@ def _moving(function: AffineFunction, layer: ConstrainedLayer | None) -> list[st
     return [name for name, own in function.parameters.items() if own is layer.moving]
 
 
-def _degree(function: AffineFunction, moving: list[str]) -> float:
+def _degree(name: str, function: AffineFunction, moving: list[str]) -> float:
     """By which power the layer grows if what moves, which may be zero now, is multiplied."""
     generator = seeded("degree")
 
@@ -242,4 +250,11 @@ def _degree(function: AffineFunction, moving: list[str]) -> float:
     with torch.no_grad():
         before, after = (function.linear_part(x, own).norm() for own in (once, twice))
     ratio = float(after / before)
-    return math.log2(ratio) if 1.1 < ratio < math.inf else 1.0
+    if ratio <= 1.1:
+        raise ValueError(
+            f"Layer {name!r} cannot be held: its norm does not follow the scale of its parameters, "
+            "as with an orthogonal or spectrally normalized parametrization. Leave it out, by a "
+            "function as max_norm that returns None for it, or remove the parametrization "
+            "(torch.nn.utils.parametrize.remove_parametrizations)."
+        )
+    return math.log2(ratio) if ratio < math.inf else 1.0

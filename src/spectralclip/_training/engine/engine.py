@@ -15,12 +15,14 @@ from spectralclip._models import FoundLayer
 from spectralclip._operators import evaluation_mode
 from spectralclip._training.distributed.sharing import Moved
 from spectralclip._training.engine.build import kinds_of, stages_of
+from spectralclip._training.engine.constrained_layer import BatchNorm
 from spectralclip._training.engine.group import Group
 from spectralclip._training.engine.stage import Stage
 from spectralclip._training.engine.tuning import TUNING
 from spectralclip._training.engine.vectors import Vectors
 
 WARM_UP = 12  # refreshes of vectors that begin at random
+KNOWN = 1e-4  # of a bound: the squares of much smaller norms are lost in single precision
 ROUNDS = 5  # of cuts where a bound is new or much lower than it was
 MOST_GRAPHS = 256
 # Steps that a host adds while norms grow by more than the headroom. ResNet-18 of width 16 with
@@ -78,7 +80,9 @@ class Engine:
         self._stages = stages_of(layers, headroom, width, seed)
         self._bounds: dict[str, float] = {}
         self._active: set[str] = set()
-        self._far, self._headroom = set[str](), headroom  # layers whose bound is new
+        self._headroom = headroom
+        self._far = set[str]()  # layers whose bound is new
+        self._is_unknown = False  # whether a bound was so high that nothing is known of a norm
         self._parts: dict[Place, Stage] = {}
         self._places: dict[str, list[Place]] = {}
         for stage in self._stages:
@@ -92,11 +96,17 @@ class Engine:
             for module in layers[name].modules
             if any(isinstance(place.group, Vectors) for place in places)
         ]
+        self._layers, self._trained = layers, _trained_norms(layers)
         self._is_compiled = compile
         self._runs = [
             torch.compile(stage.run, fullgraph=True, dynamic=False) if compile else stage.run
             for stage in self._stages
         ]
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether batch norms that are held with their layers have been frozen or freed since."""
+        return self._trained != _trained_norms(self._layers)
 
     def set_bounds(self, bounds: Mapping[str, float]) -> None:
         """Take the layers that are in it for those that may move, within these bounds."""
@@ -105,10 +115,11 @@ class Engine:
             if before != bound:
                 if bound < (1 - TUNING.most) * before:
                     self._far.add(name)
+                self._is_unknown |= bound < KNOWN * before < math.inf
                 for place in self._places[name]:
                     place.stage.bounds[place.own] = bound
                     if math.isfinite(before):
-                        place.state()["norm"].mul_(before / bound)
+                        place.state()["norm"].mul_(before / bound).nan_to_num_()
                 self._bounds[name] = bound
         for name in self._active.symmetric_difference(bounds):
             for place in self._places[name]:
@@ -131,6 +142,9 @@ class Engine:
         """
         is_far = bool(self._far & self._active)
         rounds, may_read = ROUNDS if is_far else 1, self.is_on_host and not self._is_compiled
+        if self._is_unknown:
+            self.warm_up()
+            self._is_unknown = False
         with self._evaluating():
             for stage, run in zip(self._stages, self._runs, strict=True):
                 for _ in range(rounds * stage.rounds):
@@ -193,9 +207,9 @@ class Engine:
     @torch.no_grad()
     def correct(self, name: str, norm: float, estimate: float, bound: float) -> None:
         """Take in a norm that was measured: scale what is above its bound, and trust less."""
-        if not (0 < norm < math.inf and 0 < estimate < math.inf):
+        if not 0 < norm < math.inf:
             return
-        found = min(max(norm / estimate, 1.0), MOST_LAG)
+        found = min(max(norm / estimate, 1.0), MOST_LAG) if 0 < estimate < math.inf else MOST_LAG
         for place in self._places[name]:
             state = place.state()
             state["lag"].copy_(((state["lag"] + found) / 2).clamp_min(found))
@@ -239,6 +253,17 @@ class Engine:
             limit = "recompile_limit" if known else "cache_size_limit"
             stack.enter_context(config.patch({limit: MOST_GRAPHS}))
         return stack
+
+
+def _trained_norms(layers: Mapping[str, FoundLayer]) -> list[bool]:
+    """Of each factor of a batch norm behind another layer, whether it may move."""
+    return [
+        parameter.requires_grad
+        for layer in layers.values()
+        for norm in layer.modules[1:]
+        if isinstance(norm, BatchNorm)
+        for parameter in norm.parameters(recurse=False)
+    ]
 
 
 def _values(

@@ -58,13 +58,15 @@ class Taps:
     def tables(self) -> tuple[Tensor, Tensor]:
         """Phases and places of the planes `(plane, tap)` in the planes `(plane, remainder)`.
 
-        After these rows come as many for their slope along each axis of the frequency.
+        After these rows come as many for steps along the slope, along each axis of the frequency.
         """
         T, R = len(self.steps), self.remainder_count
         turned = torch.tensor([[0.0, -0.5], [0.5, 0.0]], dtype=torch.float64, device="cpu")
         phases = math.pi * turned[:, None, :, None].expand(2, R, 2, T)
         read = torch.eye(R, dtype=torch.float64, device="cpu")[self.remainders].T
-        factors = torch.cat((torch.ones_like(self.steps[:, :1]), self.steps), 1).T
+        # Slopes change with the square of the extent: steps along them are shorter by that.
+        slopes = self.steps / self.steps.amax(0).clamp_min(1).square()
+        factors = torch.cat((torch.ones_like(self.steps[:, :1]), slopes), 1).T
         places = read[None, :, None] * factors[:, None, None, None]
         turns = [0.0, *[0.5] * self.steps.shape[1]]
         phases = torch.cat([phases + math.pi * turn for turn in turns])
@@ -96,8 +98,10 @@ class Frequencies:
         # Taps that are g steps apart, as with dilation, repeat themselves g times around the torus.
         apart = (taps.steps - taps.steps[0]).long().T.tolist()
         repeats = [max(1, math.gcd(*axis)) for axis in apart]
+        spans = [(max(axis) - min(axis)) // g for axis, g in zip(apart, repeats, strict=True)]
+        # There may be as many peaks along an axis as steps from the first tap to the last.
         cells = TUNING.cells[len(apart) - 1]
-        sizes = tuple(cells if max(axis) > min(axis) else 1 for axis in apart)
+        sizes = tuple(cells * max(span, 2) // 2 if span else 1 for span in spans)
         centers = _angles(sizes) / torch.tensor(repeats, dtype=torch.float64, device="cpu")
         reach = [math.pi / (size * g) for size, g in zip(sizes, repeats, strict=True)]
         return Frequencies(centers, tuple(reach))

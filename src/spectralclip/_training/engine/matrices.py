@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import final
 
@@ -99,7 +100,8 @@ class Blocks(Kind):
 
     def norms(self) -> Tensor:
         """From above: by at most 11 %, if all values of a block are equal."""
-        size = torch.linalg.vector_norm(self._grams, dim=(1, 2)).clamp_min(TINY)
+        # The largest entry: the squares of small ones would be zero.
+        size = torch.linalg.vector_norm(self._grams, math.inf, (1, 2)).clamp_min(TINY)
         power = self._grams / size[:, None, None]
         for _ in range(3):
             power = power @ power

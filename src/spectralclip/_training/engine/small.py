@@ -62,7 +62,9 @@ def leading(
     basis, images = as_complex(planes.flatten(0, 1), turns).view_as(planes)
     apart = whitening(basis, eye, by_products)
     whitened = apart @ images @ apart.mT
-    power = whitened / torch.linalg.vector_norm(whitened, dim=(1, 2), keepdim=True).clamp_min(TINY)
+    # In units of the largest entry: the squares of small ones would be zero.
+    size = torch.linalg.vector_norm(whitened, math.inf, (1, 2), keepdim=True)
+    power = whitened / size.clamp_min(TINY)
     power = power @ power
     power = power @ power
     small = eye[:kept, :kept]

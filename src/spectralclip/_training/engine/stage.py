@@ -18,6 +18,7 @@ from spectralclip._training.engine.small import TINY, largest
 from spectralclip._training.engine.tuning import TUNING
 
 REFRESHES = 3  # at weights of which the host wants to know the norm
+SMALL = 0.1  # times the bound: what grows below it does not grow beyond the bound
 TAMED = 16.0  # times the bound: entries up to which squares are precise in float32
 
 
@@ -82,7 +83,7 @@ class Stage:
         state, is_non_finite = self.state, self.is_non_finite
         target = (1 - state["growth"].clamp(self._headroom, self._most)) / state["lag"]
         top = joined([kind.norms() for kind in self._kinds]).clamp_min(TINY)
-        grown = top / state["norm"].clamp_min(TINY) - 1
+        grown = top / state["norm"].clamp_min(SMALL) - 1
         most = (self._limit(grown, far) / top).clamp(max=1.0)
         each = zip(self._kinds, self._split(target), self._split(most), strict=True)
         found = [kind.find(*own) for kind, *own in each]
