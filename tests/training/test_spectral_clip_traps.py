@@ -257,3 +257,20 @@ def test_what_does_not_follow_the_scale_of_its_parameters_is_refused(name: str) 
         model, None, torch.zeros(1, 8), max_norm=lambda name, _: None if name == "0" else 1.0
     )
     assert list(others.layers) == ["2"]
+
+
+def test_a_check_teaches_what_was_never_followed() -> None:
+    """Of a matrix that is zero there, power steps lose all that vectors have of a direction."""
+    model = nn.Sequential(nn.Linear(64, 64, bias=False))
+    with torch.no_grad():
+        model[0].weight.zero_()[range(32), range(32)] = 0.9
+    attachment = attach(model, None, torch.zeros(1, 64))
+    norms = []
+    for step in range(40):
+        with torch.no_grad():
+            model[0].weight[50, 50] += 0.1 * (step >= 10)
+        attachment.step()
+        norms.append(dense_norm(model[0], (64,)))
+    above = [n for n, norm in enumerate(norms) if norm > 1.01]
+    assert above == list(range(above[0], above[-1] + 1))  # once, until the check
+    assert above[-1] < 30

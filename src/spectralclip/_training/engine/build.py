@@ -112,6 +112,7 @@ def _grouped(members: Sequence[Member]) -> Group:
         return single
 
     group.alone = alone
+    group.at_start = lambda index: make([members[index].part]).state
     return group
 
 

@@ -160,12 +160,16 @@ class Engine:
         jumped = (stage.grown > self._headroom).tolist()
         for place in (place for own in self._places.values() for place in own):
             if place.stage is stage and any(jumped[place.own]):
-                if place not in self._parts:
-                    alone = kinds_of([place.group.alone(place.index)])
-                    self._parts[place] = stage.part(place.own, alone)
-                part = self._parts[place]
+                part = self._part(place)
                 values = part.run(may_read=True)
                 yield _written(part, values, selective=True)
+
+    def _part(self, place: Place) -> Stage:
+        """A stage of one layer alone, which remembers the same of it."""
+        if place not in self._parts:
+            alone = kinds_of([place.group.alone(place.index)])
+            self._parts[place] = place.stage.part(place.own, alone)
+        return self._parts[place]
 
     @torch.no_grad()
     def norms(self) -> dict[str, float]:
@@ -219,6 +223,16 @@ class Engine:
             # Once, in however many ways the layer is followed.
             first = self._places[name][0]
             first.group.shrink(first.index, bound / norm)
+        if norm > MOST_LAG * estimate:
+            self._look_anew(name)
+
+    def _look_anew(self, name: str) -> None:
+        """Begin with vectors at random: those that were followed have nothing of what has grown."""
+        with self._evaluating():
+            for place in self._places[name]:
+                for key, tensor in place.group.at_start(place.index).items():
+                    place.state()[key].copy_(tensor)
+                self._part(place).warm_up(WARM_UP)
 
     def layer_states(self) -> dict[str, Any]:
         """By layer, what is remembered, in the order of its places."""

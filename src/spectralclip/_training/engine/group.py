@@ -24,6 +24,7 @@ class Group(ABC):
         state: What is remembered from step to step, each `(kernels of all layers, ...)`.
         is_seen_whole: Whether one refresh shows all, even of weights that have been replaced.
         alone: One of the layers as a group, which remembers the same of it.
+        at_start: What there was to remember of one of the layers at first: vectors at random.
     """
 
     names: tuple[str, ...]
@@ -32,6 +33,7 @@ class Group(ABC):
     degree: float = 1.0
     is_seen_whole: bool = False
     alone: Callable[[int], Group]
+    at_start: Callable[[int], dict[str, Tensor]]
 
     @abstractmethod
     def parameters(self) -> list[list[Tensor]]:
