@@ -274,3 +274,24 @@ def test_a_check_teaches_what_was_never_followed() -> None:
     above = [n for n, norm in enumerate(norms) if norm > 1.01]
     assert above == list(range(above[0], above[-1] + 1))  # once, until the check
     assert above[-1] < 30
+
+
+@pytest.mark.parametrize("size", [1e-8, 1e-10, 1e-13, 1e-16, 1e-20])
+def test_tiny_weights_stay_as_they_are_and_are_held_when_they_grow(size: float) -> None:
+    model = nn.Sequential(
+        nn.Linear(40, 40), nn.Unflatten(1, (4, 2, 5)), nn.Conv2d(4, 4, 3, padding=1)
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(size)
+    attachment = attach(model, None, torch.zeros(1, 40))
+    before = copy.deepcopy(model.state_dict())
+    for _ in range(3):
+        attachment.step()
+    assert all(torch.equal(own, before[name]) for name, own in model.state_dict().items())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(10 / size)
+    attachment.step()
+    assert dense_norm(model[0], (40,)) <= 1.01
+    assert dense_norm(model[2], (4, 2, 5)) <= 1.01

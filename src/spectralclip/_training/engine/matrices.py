@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import final
 
@@ -22,7 +21,7 @@ from spectralclip._training.engine.group import (
     slices,
     stacked,
 )
-from spectralclip._training.engine.small import TINY, surplus, unit_matrix, whitening
+from spectralclip._training.engine.small import SQUARED, surplus, unit_matrix, whitening
 from spectralclip._training.engine.tuning import TUNING
 
 SHARE_KEPT = 1e-6  # of a vector in a power step: those of a matrix of zeros stay as they are
@@ -100,8 +99,7 @@ class Blocks(Kind):
 
     def norms(self) -> Tensor:
         """From above: by at most 11 %, if all values of a block are equal."""
-        # The largest entry: the squares of small ones would be zero.
-        size = torch.linalg.vector_norm(self._grams, math.inf, (1, 2)).clamp_min(TINY)
+        size = torch.linalg.vector_norm(self._grams, dim=(1, 2)).clamp_min(SQUARED)
         power = self._grams / size[:, None, None]
         for _ in range(3):
             power = power @ power

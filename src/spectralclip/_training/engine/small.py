@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 TINY = 1e-30
+SQUARED = 1e-18  # what has a square in single precision: powers of less are taken for zero
 RIDGE = 1e-5  # of Gram matrices in float32, whose rounding errors are a hundredth of it
 
 
@@ -62,9 +63,8 @@ def leading(
     basis, images = as_complex(planes.flatten(0, 1), turns).view_as(planes)
     apart = whitening(basis, eye, by_products)
     whitened = apart @ images @ apart.mT
-    # In units of the largest entry: the squares of small ones would be zero.
-    size = torch.linalg.vector_norm(whitened, math.inf, (1, 2), keepdim=True)
-    power = whitened / size.clamp_min(TINY)
+    size = torch.linalg.vector_norm(whitened, dim=(1, 2), keepdim=True)
+    power = whitened / size.clamp_min(SQUARED)
     power = power @ power
     power = power @ power
     small = eye[:kept, :kept]
