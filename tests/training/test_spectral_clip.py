@@ -274,10 +274,10 @@ def test_other_strides_and_paddings_are_followed_apart_and_other_sizes_together(
         ({"headroom": float("nan")}, "headroom"),
         ({"compose": "all"}, "compose must be 'none', 'conv_bn' or 'heads', got 'all'"),
         ({"headroom": "x"}, "headroom must be at least 0"),
-        ({"check_every": -1}, "check_every must be a whole number, and not negative, got -1"),
-        ({"check_every": 1.5}, "check_every must be a whole number, and not negative, got 1.5"),
-        ({"vectors": 0}, "vectors must be a whole number of at least 1, or None, got 0"),
-        ({"vectors": True}, "vectors must be a whole number of at least 1, or None, got True"),
+        ({"check_every": -1}, "check_every must be a whole number of at least 0, got -1"),
+        ({"check_every": 1.5}, "check_every must be a whole number of at least 0, got 1.5"),
+        ({"vectors": 0}, "vectors must be a whole number of at least 1, got 0"),
+        ({"vectors": True}, "vectors must be a whole number of at least 1, got True"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: Any, words: str) -> None:

@@ -19,6 +19,7 @@ from spectralclip._common.files import write_text as write_text
 from spectralclip._common.files import write_texts as write_texts
 from spectralclip._common.numbers import Shape as Shape
 from spectralclip._common.numbers import as_shape as as_shape
+from spectralclip._common.numbers import check_count as check_count
 from spectralclip._common.numbers import checked_generator as checked_generator
 from spectralclip._common.numbers import checked_seed as checked_seed
 from spectralclip._common.numbers import positive_number as positive_number

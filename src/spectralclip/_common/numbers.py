@@ -39,6 +39,12 @@ def positive_number(value: object, name: str) -> float:
     return float(number)  # type: ignore[arg-type]
 
 
+def check_count(value: object, name: str, least: int) -> None:
+    """Raise unless it is a whole number of at least so much."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+
+
 def checked_seed(seed: object) -> int:
     """A seed as an integer of at most 63 bits."""
     if isinstance(seed, bool) or not hasattr(seed, "__index__") or isinstance(seed, Tensor):

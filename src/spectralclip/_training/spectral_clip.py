@@ -9,6 +9,7 @@ from typing import Any, Literal, final
 
 from torch import nn
 
+from spectralclip._common import check_count
 from spectralclip._models import Compose, FoundLayer, check_compose
 from spectralclip._training.distributed.sharing import Sharing
 from spectralclip._training.engine.check import Checks
@@ -111,14 +112,9 @@ class SpectralClip(Method):
         if not isinstance(self.headroom, (int, float)) or not 0 <= self.headroom < 0.5:
             raise ValueError(f"headroom must be at least 0 and below 0.5, got {self.headroom!r}.")
         check_compose(self.compose, ("none", "conv_bn", "heads"))
-        if not _is_count(self.check_every, 0):
-            raise ValueError(
-                f"check_every must be a whole number, and not negative, got {self.check_every!r}."
-            )
-        if self.vectors is not None and not _is_count(self.vectors, 1):
-            raise ValueError(
-                f"vectors must be a whole number of at least 1, or None, got {self.vectors!r}."
-            )
+        check_count(self.check_every, "check_every", 0)
+        if self.vectors is not None:
+            check_count(self.vectors, "vectors", 1)
 
     def takes(self, layer: FoundLayer) -> bool:
         """All layers but embeddings, and batch norms only if asked for."""
@@ -151,7 +147,7 @@ class _Following(MethodState):
                 "it into a step. Norms are held all the same, by larger corrections. To say that "
                 "this is meant: SpectralClip(project_momentum=False)."
             )
-        self._engine = self._made_engine()
+        self._engine = Engine(self.layers, method.headroom, method.vectors, seed, method.compile)
         self._engine.set_bounds(bounds)
         self._engine.warm_up()
         followed = self._engine.followed()
@@ -159,16 +155,9 @@ class _Following(MethodState):
         self._non_finite: set[str] = set()
         self._now = 0
 
-    def _made_engine(self) -> Engine:
-        settings = self.method
-        return Engine(self.layers, settings.headroom, settings.vectors, self.seed, settings.compile)
-
     def after_step(self, step: int, bounds: Mapping[str, float]) -> None:
         self._now = step
-        if self._engine.is_outdated:
-            before, self._engine = self._engine.layer_states(), self._made_engine()
-            self._engine.set_bounds(bounds)
-            self._engine.load_layer_states(before)
+        self._engine = self._engine.up_to_date()
         self._engine.set_bounds(bounds)
         # Who has to be told what has changed needs to know it. On a host nothing waits for that,
         # and what stays as it is need not be written.
@@ -227,7 +216,3 @@ class _Following(MethodState):
                 "clipped until they are restored, as by loading a checkpoint."
             )
         self._non_finite = non_finite
-
-
-def _is_count(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least

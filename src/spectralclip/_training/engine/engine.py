@@ -96,17 +96,22 @@ class Engine:
             for module in layers[name].modules
             if any(isinstance(place.group, Vectors) for place in places)
         ]
-        self._layers, self._trained = layers, _trained_norms(layers)
+        self._settings = (layers, headroom, vectors, seed, compile)
+        self._trained = _trained_norms(layers)
         self._is_compiled = compile
         self._runs = [
             torch.compile(stage.run, fullgraph=True, dynamic=False) if compile else stage.run
             for stage in self._stages
         ]
 
-    @property
-    def is_outdated(self) -> bool:
-        """Whether batch norms that are held with their layers have been frozen or freed since."""
-        return self._trained != _trained_norms(self._layers)
+    def up_to_date(self) -> Engine:
+        """Itself; or another one, if batch norms behind layers have been frozen or freed since."""
+        if self._trained == _trained_norms(self._settings[0]):
+            return self
+        renewed = Engine(*self._settings)
+        renewed.set_bounds(self._bounds)
+        renewed.load_layer_states(self.layer_states())
+        return renewed
 
     def set_bounds(self, bounds: Mapping[str, float]) -> None:
         """Take the layers that are in it for those that may move, within these bounds."""
