@@ -1,9 +1,9 @@
 """Accuracy against accuracy under attack, over bounds: `python -m benchmarks.tradeoff`.
 
 Two parts, in this order: `rates` chooses learning rates in short runs; `train` trains each series
-at each of its bounds with three seeds. Runs are stored one by one, and what is there is not run
-again: a part that was stopped goes on where it was, and `--for 150m` stops it in time. `--epochs 1`
-is a pilot, with a page of its own in `runs/`.
+at each of its bounds, with three seeds where a figure rests on them. Runs are stored one by one,
+and what is there is not run again: a part that was stopped goes on where it was, and `--for 150m`
+stops it in time. `--epochs 1` is a pilot, with a page of its own in `runs/`.
 """
 
 from __future__ import annotations

@@ -11,10 +11,9 @@ from benchmarks.common.session import Session
 from benchmarks.common.training_runs import run_all
 from benchmarks.tradeoff.rates import ENDING, QUICK_STEPS, steps_of
 from benchmarks.tradeoff.recipe import QUICK, Recipe
-from benchmarks.tradeoff.series import SERIES
+from benchmarks.tradeoff.series import SEEDS, SERIES
 from benchmarks.tradeoff.training import PGD_IMAGES, Task, said, train
 
-SEEDS = (0, 1, 2)
 EPOCHS = 8.0
 CPU_ENDING = 45.0  # seconds of one core after the steps, roughly
 
@@ -24,12 +23,14 @@ def order() -> list[tuple[str, float | None, int]]:
 
     With the other seeds, the lowest and the highest bounds of each series come last.
     """
-    every = [(name, bound) for name, series in SERIES.items() for bound in series.bounds]
-    inner = [(name, bound) for name, bound in every if bound in SERIES[name].inner]
-    outer = [cell for cell in every if cell not in inner]
-    first, *others = SEEDS
-    groups = [(every, [first]), (inner, others), (outer, others)]
-    return [(*cell, seed) for cells, seeds in groups for seed in seeds for cell in cells]
+    every = [(name, *cell) for name, series in SERIES.items() for cell in series.cells]
+
+    def place(cell: tuple[str, float | None, int]) -> tuple[bool, bool, int]:
+        name, bound, seed = cell
+        is_first = seed == SEEDS[0]
+        return not is_first, not is_first and bound not in SERIES[name].inner, seed
+
+    return sorted(every, key=place)
 
 
 def tasks(quick: bool, epochs: float, rates: Mapping[str, float]) -> list[Task]:
@@ -94,6 +95,6 @@ def core_hours(epochs: float, rates: Mapping[str, Any] | None = None) -> dict[st
     """What all cells of each series take, in hours of one core."""
     steps = steps_of(epochs, Recipe().batch)
     return {
-        name: len(SERIES[name].bounds) * len(SEEDS) * (steps * taken + CPU_ENDING) / 3600
+        name: len(SERIES[name].cells) * (steps * taken + CPU_ENDING) / 3600
         for name, taken in step_seconds(rates, "cpu_seconds").items()
     }

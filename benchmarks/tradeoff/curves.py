@@ -80,21 +80,20 @@ class Figure:
     is_final: bool
 
 
-def figures(rows: Sequence[Row], seeds: int) -> list[Figure]:
+def figures(rows: Sequence[Row]) -> list[Figure]:
     """All figures of interest."""
     return [
-        _above_all_others(rows, seeds),
-        *[_near_unclipped(rows, seeds, panel) for panel in (PLAIN, NORMED)],
+        _above_all_others(rows),
+        *[_near_unclipped(rows, panel) for panel in (PLAIN, NORMED)],
         _best(
             rows,
-            seeds,
             _names(lambda name: SERIES[name].is_ours),
             "A point of ours with at least 55 % test and 35 % PGD accuracy",
             lambda point: point.test >= 55,
             lambda point: point.pgd,
             35,
         ),
-        _small_constant(rows, seeds),
+        _small_constant(rows),
     ]
 
 
@@ -106,13 +105,13 @@ def _panel(panel: str, *, ours: bool) -> list[str]:
     return _names(lambda n: SERIES[n].panel == panel and SERIES[n].is_ours == ours)
 
 
-def _is_whole(rows: Sequence[Row], names: Sequence[str], seeds: int) -> bool:
+def _is_whole(rows: Sequence[Row], names: Sequence[str]) -> bool:
     """Whether all cells of these series are there."""
-    wanted = sum(len(SERIES[name].bounds) for name in names) * seeds
+    wanted = sum(len(SERIES[name].cells) for name in names)
     return sum(row["task"]["series"] in names for row in rows) >= wanted
 
 
-def _above_all_others(rows: Sequence[Row], seeds: int) -> Figure:
+def _above_all_others(rows: Sequence[Row]) -> Figure:
     others, ours = _panel(PLAIN, ours=False), _panel(PLAIN, ours=True)
     question = "Points of SpectralClip above all others at equal test accuracy, without a norm"
     curves = [points(rows, name) for name in others]
@@ -126,7 +125,7 @@ def _above_all_others(rows: Sequence[Row], seeds: int) -> Figure:
             above.append(point)
     which = ", ".join(f"{point.bound:g}" for point in above)
     answer = f"{len(above)} of {len(own)}" + (f" (L = {which})" if above else "")
-    return Figure(question, answer, _is_whole(rows, [*ours, *others], seeds))
+    return Figure(question, answer, _is_whole(rows, [*ours, *others]))
 
 
 def _unclipped(rows: Sequence[Row], panel: str) -> Point | None:
@@ -136,7 +135,7 @@ def _unclipped(rows: Sequence[Row], panel: str) -> Point | None:
     return max(found, key=lambda point: point.test) if len(found) == len(names) else None
 
 
-def _near_unclipped(rows: Sequence[Row], seeds: int, panel: str) -> Figure:
+def _near_unclipped(rows: Sequence[Row], panel: str) -> Figure:
     question = (
         f"A point of ours with at most 2 points less test accuracy than the unclipped network and "
         f"twice its PGD accuracy, {panel}"
@@ -146,18 +145,17 @@ def _near_unclipped(rows: Sequence[Row], seeds: int, panel: str) -> Figure:
         return Figure(question, NOT_RUN, is_final=False)
     figure = _best(
         rows,
-        seeds,
         _panel(panel, ours=True),
         question,
         lambda point: point.test >= bare.test - 2,
         lambda point: point.pgd,
         2 * bare.pgd,
     )
-    is_final = figure.is_final and len(bare.rows) >= seeds
+    is_final = figure.is_final and _is_whole(rows, [bare.series])
     return Figure(question, _beside(figure.answer, bare), is_final)
 
 
-def _small_constant(rows: Sequence[Row], seeds: int) -> Figure:
+def _small_constant(rows: Sequence[Row]) -> Figure:
     question = (
         "With a norm, a point of ours with at least 75 % test accuracy and a proved bound of at "
         "most a hundredth of the unclipped network's"
@@ -167,7 +165,6 @@ def _small_constant(rows: Sequence[Row], seeds: int) -> Figure:
         return Figure(question, NOT_RUN, is_final=False)
     figure = _best(
         rows,
-        seeds,
         _panel(NORMED, ours=True),
         question,
         lambda point: point.constant <= bare.constant / 100,
@@ -175,7 +172,7 @@ def _small_constant(rows: Sequence[Row], seeds: int) -> Figure:
         75,
     )
     answer = _beside(figure.answer, bare, f", bound {bare.constant:.3g}")
-    return Figure(question, answer, figure.is_final and len(bare.rows) >= seeds)
+    return Figure(question, answer, figure.is_final and _is_whole(rows, [bare.series]))
 
 
 def _beside(answer: str, bare: Point, more: str = "") -> str:
@@ -184,7 +181,6 @@ def _beside(answer: str, bare: Point, more: str = "") -> str:
 
 def _best(
     rows: Sequence[Row],
-    seeds: int,
     names: Sequence[str],
     question: str,
     allowed: Callable[[Point], bool],
@@ -201,4 +197,4 @@ def _best(
         answer = "no: no point meets the first condition"
     else:
         answer = f"{'yes' if value(best) >= target else 'no'}: {best}"
-    return Figure(question, answer, _is_whole(rows, names, seeds))
+    return Figure(question, answer, _is_whole(rows, names))
