@@ -8,15 +8,19 @@ from dataclasses import dataclass, replace
 from experiments.accuracy.grid import (
     BOUNDED,
     CHANCE,
+    CLAMPED,
+    CONCAT,
     DATASETS,
     MODELS,
     PAPER,
+    PAPERS,
     STAND_INS,
+    UNTRAINED,
     row_of,
 )
 from experiments.accuracy.published import METRICS
 from experiments.experiment import Record
-from experiments.judging.statistics import summary
+from experiments.judging.statistics import Spread, spread_of_differences, summary
 from experiments.judging.verdicts import Question, against, by_seed, select
 
 IMAGES = 10_000  # of the test set of either data set
@@ -65,14 +69,14 @@ class Column:
         return replace(self, recipe=BOUNDED)
 
     def learning(self, records: Sequence[Record]) -> Column:
-        """The column of these networks that claims rest on.
+        """The column that claims rest on, of networks without batch norms or with clipped ones.
 
-        Without batch norm that is the one by the recipe for bounds, where there are such runs: by
-        the paper's own, short trainings stay at chance.
+        That is the one by the recipe for bounds, where there are such runs: by the paper's own,
+        short trainings stay at chance.
         """
-        own = select(records, model=self.model, batch_norm=False, recipe=BOUNDED)
-        is_there = any(record.config.get("dataset") == self.dataset for record in own)
-        return self.bounded if is_there and not self.batch_norm else self
+        wanted = {"model": self.model, "batch_norm": self.batch_norm, "recipe": BOUNDED}
+        is_there = any(r.config.get("dataset") == self.dataset for r in select(records, **wanted))
+        return self.bounded if is_there else self
 
 
 def select_column(records: Sequence[Record], column: Column, method: str) -> list[Record]:
@@ -121,8 +125,9 @@ def values(
 ) -> dict[int, float]:
     """An accuracy from 0 to 1 by seed.
 
-    A training that diverged left nothing better than chance on the test set. Under attack it is
-    left out: chance is more than a trained model may have there, and no sign of robustness.
+    A training that diverged left nothing better than chance on the test set. Under attack a network
+    that has not learned is left out: one that always says the same keeps a tenth of its answers,
+    which is more than a trained one may, and no sign of robustness.
 
     Args:
         records: Of one scale.
@@ -133,12 +138,19 @@ def values(
     """
 
     def accuracy(record: Record) -> float | None:
+        if metric != "test_accuracy" and not has_learned(record):
+            return None
         if record.result.get("diverged"):
-            return CHANCE if metric == "test_accuracy" else None
+            return CHANCE
         found = record.result.get("paper_protocol") if as_published else record.result
         return (found or {}).get(metric)
 
     return by_seed(select_column(records, column, method), accuracy)
+
+
+def has_learned(record: Record) -> bool:
+    """Whether a network is better on the test set than one that has learned nothing."""
+    return float(record.result.get("test_accuracy") or 0.0) > UNTRAINED
 
 
 def beats(
@@ -162,11 +174,19 @@ def beats(
     """
     others, metrics = list(others), list(metrics)
     return [
-        between(records, metric, (column, first), (column, other), margin=margin)
+        between(records, metric, (column, first), (column, other), margin=margin, shared=shared)
         for column in columns
         for metric in metrics
+        for shared in [_spread(records, column, metric)]
         for other in others
     ]
+
+
+def _spread(records: Sequence[Record], column: Column, metric: str) -> Spread | None:
+    """How much differences in a column vary from seed to seed, by all of the paper's methods."""
+    return spread_of_differences(
+        [values(records, column, method, metric) for method in (*PAPERS, *CLAMPED, CONCAT)]
+    )
 
 
 def between(
@@ -176,6 +196,7 @@ def between(
     second: tuple[Column, str],
     *,
     margin: float = 0.0,
+    shared: Spread | None = None,
 ) -> Question:
     """Asks whether one method in one column is above another in another, seed by seed."""
     where = str(first[0]) if first[0] == second[0] else f"{first[0]} against {second[0]}"
@@ -187,7 +208,14 @@ def between(
         values(records, *second, metric),
         margin=margin,
         step=step(records, metric),
+        shared=shared,
+        untrained=_has_untrained([select_column(records, *one) for one in (first, second)]),
     )
+
+
+def _has_untrained(sides: Sequence[Sequence[Record]]) -> bool:
+    """Whether both sides of a comparison were run, and all networks of one have not learned."""
+    return all(sides) and any(not any(map(has_learned, side)) for side in sides)
 
 
 def averaged(

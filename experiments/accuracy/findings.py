@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from experiments.accuracy.claims import Column, select_columns, values
+from experiments.accuracy.claims import Column, select_column, values
 from experiments.accuracy.grid import method_name, short_name
 from experiments.experiment import Chart, Finding, Record
 from experiments.judging.statistics import summary
@@ -18,21 +18,21 @@ def accuracies(
     name: str,
     records: Sequence[Record],
     column: Column,
-    methods: Sequence[str],
+    methods: Mapping[str, Column],
     quoted: Sequence[str],
 ) -> list[Finding]:
-    """The finding on one column, if all methods that are quoted have been run.
+    """The finding on a network, if all methods that are quoted have been run.
 
     Args:
         name: Of its chart.
         records: Of one scale.
-        column: Of the table.
-        methods: The lines that are drawn, of which some may be missing.
+        column: That the sentence names.
+        methods: The lines that are drawn, of which some may be missing, each with its column.
         quoted: Those that the sentence is about.
     """
     found: dict[str, dict[str, float]] = {}
-    for method in methods:
-        seeds = {kind: values(records, column, method, key) for kind, key in SHOWN.items()}
+    for method, own_column in methods.items():
+        seeds = {kind: values(records, own_column, method, key) for kind, key in SHOWN.items()}
         if all(seeds.values()):
             means = {kind: 100 * summary([*own.values()]).mean for kind, own in seeds.items()}
             found[method] = means
@@ -45,7 +45,9 @@ def accuracies(
     ]
     text = f"**{column}**: accuracy on the test set (under PGD) is {_joined(parts)}."
     drawn = {method_name(method): means for method, means in found.items()}
-    shown = select_columns(records, [column], list(found))
+    shown = [
+        record for method in found for record in select_column(records, methods[method], method)
+    ]
     chart = Chart(
         name,
         bars(drawn, "accuracy in percent"),

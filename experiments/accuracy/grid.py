@@ -20,6 +20,8 @@ from experiments.training import recipe as recipe_of
 RIVALS = ("miyato", "gouk", "senderovich", "delattre")
 PAPERS = ("none", *RIVALS, "fast_clip")  # what its claims speak of
 METHODS = (*PAPERS, "spectral_clip")
+CLAMPED = tuple(f"{name}+bn" for name in (*RIVALS, "fast_clip"))  # with batch norms clipped too
+CONCAT = "fast_clip_concat"
 NAMES = {
     "none": "none (the original model)",
     "miyato": "Miyato et al. 2018",
@@ -67,6 +69,7 @@ DATASETS = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 # What smoke runs use in their place, to need no files.
 STAND_INS = {"mnist": "digits", "cifar10": "synthetic"}
 CHANCE = 0.1  # all have ten classes
+UNTRAINED = CHANCE + 0.05  # a network that is no better has not learned
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ class Size:
     changes: Mapping[str, Any] = field(default_factory=dict)  # to the recipe of all networks
     share: Mapping[str, float] = field(default_factory=dict)  # of the epochs, by model
     searched: bool = False  # whether learning rates are those of the search
+    cifar_unit: float = 1.0  # of an attack's strength on CIFAR-10, in pixels
 
 
 SIZES: dict[Scale, Size] = {
@@ -134,6 +138,8 @@ SIZES: dict[Scale, Size] = {
         changes={"schedule": "one_cycle", "lr_step": None, "channels_last": True},
         share={"dla": 0.5},
         searched=True,
+        # The paper attacked normalized images, whose unit is their deviation: about a quarter.
+        cifar_unit=0.25,
     ),
     # The paper does not say how many seeds it took.
     "paper": Size(
@@ -283,13 +289,13 @@ def _tests(scale: Scale, dataset: str, measure: str, attacked: bool) -> dict[str
 
 
 def _attacks(dataset: str, size: Size) -> dict[str, dict[str, Any]]:
-    strength = {"mnist": 0.1, "cifar10": 0.02}[dataset]
+    strength, unit = {"mnist": (0.1, 1.0), "cifar10": (0.02, size.cifar_unit)}[dataset]
     return {
-        "pgd": {"eps": strength, "steps": size.pgd_steps, "images": size.pgd_images},
+        "pgd": {"eps": strength * unit, "steps": size.pgd_steps, "images": size.pgd_images},
         "cw": {
             "confidence": 0.1,
             "iterations": size.cw_iterations,
-            "initial_const": strength,
+            "initial_const": strength * unit**2,  # beside the square of a distance
             "images": size.cw_images,
             # In a tenth of the iterations, steps of the usual length hardly move black pixels.
             "lr": 0.1 if dataset == "mnist" and size.cw_iterations < 1000 else 0.01,

@@ -12,9 +12,14 @@ from pathlib import Path
 FILE = Path(__file__).with_name("rates.json")
 
 
+# In the few steps of a search, FastClip-concat does what FastClip does.
+SAME_AS = {"fast_clip_concat": "fast_clip"}
+
+
 def rate_key(dataset: str, batch_norm: bool, recipe: str, method: str) -> str:
-    """What a rate is chosen for: with batch norms clamped or not, a method has one rate."""
+    """What a rate is chosen for: by one recipe, a method has the same with batch norms clipped."""
     plain = method.partition("+bn")[0].partition(":")[0]
+    plain = SAME_AS.get(plain, plain)
     return f"{dataset}, {'with' if batch_norm else 'no'} BN, {recipe}: {plain}"
 
 

@@ -3,6 +3,10 @@
 Two methods are compared by the differences between their runs of the same seed: these share the
 first weights, the order of the batches and the test images, so that what the seed does to both
 drops out. The interval is Student's, for the mean of the differences.
+
+Three seeds say little about how much such differences vary. Where several methods have run with the
+same seeds, they say it together, as in any experiment in randomized blocks: what is left of each
+number without its method's mean and its seed's mean is chance.
 """
 
 from __future__ import annotations
@@ -82,12 +86,28 @@ class Interval:
         return self.high < 0
 
 
-def interval(values: Sequence[float], *, level: float = LEVEL, step: float = 0.0) -> Interval:
+@dataclass(frozen=True)
+class Spread:
+    """A standard deviation, and how many degrees of freedom it was estimated with."""
+
+    std: float
+    freedom: int
+
+
+def interval(
+    values: Sequence[float],
+    *,
+    level: float = LEVEL,
+    step: float = 0.0,
+    shared: Spread | None = None,
+) -> Interval:
     """Student's interval for the mean of `values`.
 
     Args:
         values: Independent measurements, one a seed.
         level: Of confidence.
+        shared: How much such values vary, as others like them show; taken in place of their own
+            spread, unless that is larger than chance allows (an F test at 5 %).
         step: The smallest difference that the measurement can show, such as one image of those
             counted. The standard deviation is never taken to be smaller: three seeds that agree
             to the image are no proof that a fourth would.
@@ -104,9 +124,45 @@ def interval(values: Sequence[float], *, level: float = LEVEL, step: float = 0.0
     found = summary(values)
     if found.std is None:
         return Interval(found.count, found.mean, -math.inf, math.inf, level)
-    quantile = float(special.stdtrit(found.count - 1, 0.5 + level / 2))
-    half = quantile * max(found.std, step) / math.sqrt(found.count)
+    spread = Spread(found.std, found.count - 1)
+    if shared is not None and not _is_larger(spread, shared):
+        spread = shared
+    quantile = float(special.stdtrit(spread.freedom, 0.5 + level / 2))
+    half = quantile * max(spread.std, step) / math.sqrt(found.count)
     return Interval(found.count, found.mean, found.mean - half, found.mean + half, level)
+
+
+def _is_larger(own: Spread, shared: Spread) -> bool:
+    """Whether a spread is larger than another, beyond chance."""
+    if shared.std == 0:
+        return own.std > 0
+    ratio = (own.std / shared.std) ** 2
+    return float(special.fdtrc(own.freedom, shared.freedom, ratio)) < 1 - LEVEL
+
+
+def spread_of_differences(methods: Sequence[Mapping[Key, float]]) -> Spread | None:
+    """How much the difference of two methods varies from seed to seed, by all of them together.
+
+    Args:
+        methods: A number by seed, of each method; those with fewer than two seeds do not count.
+
+    Returns:
+        None where fewer than two methods share two seeds.
+    """
+    counted = [found for found in methods if len(found) > 1]
+    if len(counted) < 2:
+        return None
+    seeds = [key for key in counted[0] if all(key in found for found in counted)]
+    if len(seeds) < 2:
+        return None
+    of_seed = {key: statistics.fmean(found[key] for found in counted) for key in seeds}
+    whole = statistics.fmean(of_seed.values())
+    left = 0.0
+    for found in counted:
+        mean = statistics.fmean(found[key] for key in seeds)
+        left += sum((found[key] - mean - of_seed[key] + whole) ** 2 for key in seeds)
+    freedom = (len(counted) - 1) * (len(seeds) - 1)
+    return Spread(math.sqrt(2 * left / freedom), freedom)
 
 
 def differences(first: Mapping[Key, float], second: Mapping[Key, float]) -> list[float]:

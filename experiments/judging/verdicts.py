@@ -9,9 +9,11 @@ difference between two methods, seed by seed. The rule, for all claims alike:
   questions, because one of many would be found below zero by chance.
 - **not run**: neither, and of some question there is no run.
 - **not at this scale**: none of these; there may be fewer than two seeds and thus no interval at
-  all.
+  all, or a network that has not learned, of which it means nothing what an attack leaves.
 
-No standard deviation is taken to be smaller than one image of those counted.
+Methods that have run with the same seeds tell the spread of their differences together
+(`statistics.spread_of_differences`). No standard deviation is taken to be smaller than one image of
+those counted.
 """
 
 from __future__ import annotations
@@ -41,16 +43,20 @@ class Question:
         values: The number, one for each seed.
         step: The smallest difference that could have been measured.
         unit: Of the reason: "points" for accuracies, "factor" for logarithms of ratios, or "".
+        shared: How much such numbers vary, as other methods show, if they do.
+        untrained: Whether there are no numbers because networks that were run have not learned.
     """
 
     name: str
     values: Sequence[float]
     step: float = 0.0
     unit: str = "points"
+    shared: statistics.Spread | None = None
+    untrained: bool = False
 
     def interval(self, level: float = statistics.LEVEL) -> statistics.Interval:
         """The interval of the mean."""
-        return statistics.interval(self.values, level=level, step=self.step)
+        return statistics.interval(self.values, level=level, step=self.step, shared=self.shared)
 
     def words(self) -> str:
         """The name, the mean and its 95 % interval."""
@@ -74,7 +80,8 @@ def judge(questions: Sequence[Question]) -> Verdict:
     """The verdict on a claim which says that every question's number is above zero."""
     if not questions:
         return Verdict("not run", "No runs to judge by.")
-    missing = [question for question in questions if not question.values]
+    empty = [question for question in questions if not question.values]
+    missing = [question for question in empty if not question.untrained]
     asked = [question for question in questions if question.values]
     level = 1 - (1 - statistics.LEVEL) / len(questions)
     below = [question for question in asked if question.interval(level).is_below_zero]
@@ -84,6 +91,8 @@ def judge(questions: Sequence[Question]) -> Verdict:
         return Verdict("contradicted", f"Below {zero} in {_listed(below, len(questions))}")
     if missing:
         return Verdict("not run", f"No runs for {_names(missing)}.")
+    if empty:
+        return Verdict("not at this scale", f"Networks that have not learned: {_names(empty)}.")
     above = [question for question in asked if question.interval().is_above_zero]
     if len(above) == len(questions):
         listed = _listed(_weakest(above), len(questions))
@@ -139,10 +148,12 @@ def against(
     *,
     margin: float = 0.0,
     step: float = 0.0,
+    shared: statistics.Spread | None = None,
+    untrained: bool = False,
 ) -> Question:
     """Asks whether `first` is above `second`, seed by seed, or not further below than `margin`."""
     values = [value + margin for value in statistics.differences(first, second)]
-    return Question(name, values, step)
+    return Question(name, values, step, shared=shared, untrained=untrained)
 
 
 def _weakest(questions: Sequence[Question]) -> list[Question]:

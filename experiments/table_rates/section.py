@@ -20,7 +20,7 @@ def section(records: Sequence[Record]) -> Section:
     """A row for each search."""
     if not records:
         return Section([INTRODUCTION, "No runs yet."])
-    rows = [[key, _listed(tried), _rate(key)] for key, tried in by_search(records).items()]
+    rows = [[key, _listed(tried), _rate(key, tried)] for key, tried in by_search(records).items()]
     caption = f"Accuracy in percent on the images held out, by rate. {conditions(records)}"
     return Section([INTRODUCTION, Table(["searched for", "tried", "chosen"], rows, caption)])
 
@@ -32,6 +32,8 @@ def _listed(tried: Mapping[float, float]) -> str:
     )
 
 
-def _rate(key: str) -> str:
+def _rate(key: str, tried: Mapping[float, float]) -> str:
     rate = chosen_rate(key)
-    return "–" if rate is None else f"{rate:g}"
+    if rate is None:
+        return "–"
+    return f"{rate:g}" + (" (at an end)" if rate in (min(tried), max(tried)) else "")

@@ -14,8 +14,8 @@ CLIPPED = (*RIVALS, "fast_clip")
 TEST, ATTACKS = ("test_accuracy",), ("pgd_accuracy", "cw_accuracy")
 
 
-def _columns(records: Sequence[Record]) -> list[Column]:
-    return [column.learning(records) for column in COLUMNS]
+def _columns(records: Sequence[Record], columns: Sequence[Column] = COLUMNS) -> list[Column]:
+    return [column if column.batch_norm else column.learning(records) for column in columns]
 
 
 def _best_accuracy(records: Sequence[Record]) -> Verdict:
@@ -35,7 +35,7 @@ def _best_under_pgd(records: Sequence[Record]) -> Verdict:
 
 
 def _best_under_cw(records: Sequence[Record]) -> Verdict:
-    columns = [column.learning(records) for column in COLUMNS if column != NO_BN[0]]
+    columns = _columns(records, [column for column in COLUMNS if column != NO_BN[0]])
     return judge(beats(records, columns, ["cw_accuracy"], "fast_clip", RIVALS))
 
 
@@ -44,12 +44,11 @@ def _robust_without_bn(records: Sequence[Record]) -> Verdict:
         [
             between(
                 records,
-                metric,
+                "pgd_accuracy",
                 (column.without.learning(records), "fast_clip"),
                 (column, "fast_clip"),
             )
             for column in WITH_BN
-            for metric in ATTACKS
         ]
     )
 
@@ -106,7 +105,8 @@ CLAIMS = (
         "methods the paper's own numbers do not all say so.",
         "Table 1; Section 3.2.2",
         "Rule for comparisons on FastClip's accuracy without batch norm less that with it, under "
-        "PGD and CW, on both data sets.",
+        "PGD, on both data sets. CW weighs a distance against scores, and by the two recipes these "
+        "have different scales.",
         _robust_without_bn,
     ),
     Claim(

@@ -47,6 +47,10 @@ def findings(records: Sequence[Record]) -> list[Finding]:
     rows = (*METHODS, NETWORK) if bare.recipe == BOUNDED else METHODS
     quoted = ("none", "fast_clip", "spectral_clip")
     return [
-        *accuracies("finding-resnet", records, WITH_BN[1], METHODS, quoted),
-        *accuracies("finding-resnet-no-bn", records, bare, rows, quoted),
+        finding
+        for name, column, lines in (
+            ("finding-resnet", WITH_BN[1], METHODS),
+            ("finding-resnet-no-bn", bare, rows),
+        )
+        for finding in accuracies(name, records, column, dict.fromkeys(lines, column), quoted)
     ]

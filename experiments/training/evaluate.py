@@ -43,7 +43,10 @@ def attacked_accuracy(
     group: ProcessGroup,
     say: Callable[[float], None],
 ) -> float | None:
-    """The share of the first test images that stay right under an attack; None if there is none.
+    """The share of some test images that stay right under an attack; None if there is none.
+
+    Which they are is drawn by the seed, so that seeds tell how much that matters too. Where test
+    images are a part of all, that part was drawn by the seed, and its first images are taken.
 
     Args:
         name: Of the attack.
@@ -67,7 +70,11 @@ def attacked_accuracy(
         say((chunk + 1) * ATTACK_BATCH / images)
         return round(robust_accuracy(model, batch, moved, labels) * len(batch))
 
-    return _share(judge, data, config, group, images, ATTACK_BATCH)
+    order = None
+    if config.test_images is None and images < len(data.test_images):
+        chance = generator(config.seed, "attacked")
+        order = torch.randperm(len(data.test_images), generator=chance)
+    return _share(judge, data, config, group, images, ATTACK_BATCH, order)
 
 
 def _attack(
@@ -91,12 +98,20 @@ def _attack(
 
 
 def _share(
-    judge: Judge, data: Dataset, config: TrainConfig, group: ProcessGroup, images: int, batch: int
+    judge: Judge,
+    data: Dataset,
+    config: TrainConfig,
+    group: ProcessGroup,
+    images: int,
+    batch: int,
+    order: Tensor | None = None,
 ) -> float:
-    """The share of the first images that are judged to be right, chunk by chunk."""
+    """The share of the first images, in their order or this one, that are judged to be right."""
     right = 0
     for chunk in range(group.rank, -(-images // batch), group.size):
-        part = slice(chunk * batch, min((chunk + 1) * batch, images))
+        part: slice | Tensor = slice(chunk * batch, min((chunk + 1) * batch, images))
+        if order is not None:
+            part = order[part]
         inputs = pixels(data.test_images[part], config, group.device)
         right += judge(inputs, data.test_labels[part].to(group.device), chunk)
     return group.total([right])[0] / images

@@ -15,11 +15,12 @@ pytest.importorskip("vl_convert")
 
 from experiments import figure_compensation, figure_concat, registry, table_rates
 from experiments.accuracy import grid as accuracy_grid
-from experiments.accuracy.claims import Column, values
-from experiments.accuracy.grid import BOUNDED, METHODS, PAPER, PAPERS
+from experiments.accuracy.claims import Column, beats, values
+from experiments.accuracy.grid import BOUNDED, CLAMPED, CONCAT, METHODS, PAPER, PAPERS
 from experiments.accuracy.rates import FILE, rate_key
 from experiments.experiment import Record, Table
 from experiments.figure_layer_norms.measured import norms
+from experiments.judging.verdicts import judge
 from experiments.measuring import stopwatch
 from experiments.measuring.stopwatch import Stopwatch
 from experiments.store import Store
@@ -72,9 +73,13 @@ def test_cells_that_claims_rest_on_have_three_seeds() -> None:
             assert counts["resnet18", dataset, True, PAPER, method] == 3
             assert counts["resnet18", dataset, False, BOUNDED, method] == 3
             assert counts["resnet18", dataset, False, PAPER, method] == 1
-            assert counts["dla", dataset, True, PAPER, method] == 3
         for method in PAPERS:
+            assert counts["dla", dataset, True, PAPER, method] == 3
             assert counts["dla", dataset, False, PAPER, method] == 3
+    for model in ("resnet18", "dla"):
+        for method in CLAMPED:
+            assert counts[model, "cifar10", True, BOUNDED, method] == 3
+        assert counts[model, "cifar10", True, PAPER, f"{CONCAT}:concat_every=100"] == 3
     assert counts["resnet18", "cifar10", False, BOUNDED, "spectral_clip_network"] == 3
     assert counts["resnet18", "cifar10", True, PAPER, "spectral_clip_center"] == 1
 
@@ -95,6 +100,63 @@ def test_claims_without_batch_norm_rest_on_the_recipe_for_bounds(tmp_path: Path)
     assert first.kind == "reproduced", first.reason
     captions = [one.caption for one in table.section(records).blocks if isinstance(one, Table)]
     assert len(captions) == 6  # three accuracies by either recipe
+
+
+@pytest.mark.usefixtures("rated")
+def test_claims_on_clipped_batch_norms_rest_on_the_recipe_for_bounds(tmp_path: Path) -> None:
+    store, table = Store(tmp_path), TABLES["table_batchnorm"]
+    for cell in registry.cells(["table_batchnorm"], "desk"):
+        at_chance = cell.config["method"].endswith("+bn") and "recipe" not in cell.config
+        result, run = made_up(cell.config, GAINS)
+        chance = dict.fromkeys(("test_accuracy", "pgd_accuracy", "cw_accuracy"), 0.1)
+        store.save(cell, result | (chance if at_chance else {}), run)
+    records = [one for name in (*table.uses, table.name) for one in store.records(name, "desk")]
+    column = Column("resnet18", "cifar10")
+    assert set(values(records, column, "gouk+bn", "test_accuracy").values()) == {0.1}
+    assert not values(records, column, "gouk+bn", "pgd_accuracy")
+    assert len(values(records, column.learning(records), "gouk+bn", "pgd_accuracy")) == 3
+    assert "not run" not in [claim.judge(records).kind for claim in table.claims]
+    assert len([one for one in table.section(records).blocks if isinstance(one, Table)]) == 4
+    assert len(table.findings(records)) == 1
+
+
+def test_a_network_at_chance_is_no_robust_one() -> None:
+    def records(method: str, accuracy: float, pgd: float) -> list[Record]:
+        config = {"model": "dla", "dataset": "cifar10", "batch_norm": True, "method": method}
+        result = {"test_accuracy": accuracy, "pgd_accuracy": pgd}
+        return [
+            Record("table_dla", f"{method} {seed}", "desk", {**config, "seed": seed}, result, {})
+            for seed in range(3)
+        ]
+
+    column = Column("dla", "cifar10")
+    found = [*records("none", 0.8, 0.01), *records("fast_clip", 0.1, 0.1)]
+    questions = beats(found, [column], ["pgd_accuracy"], "fast_clip", ["none"])
+    assert judge(questions).kind == "not at this scale"
+    assert "have not learned" in judge(questions).reason
+    learned = [*records("none", 0.8, 0.01), *records("fast_clip", 0.6, 0.1)]
+    questions = beats(learned, [column], ["pgd_accuracy"], "fast_clip", ["none"])
+    assert judge(questions).kind == "reproduced"
+    missing = beats(found, [column], ["pgd_accuracy"], "fast_clip", ["gouk"])
+    assert judge(missing).kind == "not run"
+
+
+@pytest.mark.usefixtures("rated")
+def test_the_first_seed_of_everything_comes_first() -> None:
+    seeds = [cell.config.get("seed", 0) for cell in registry.cells(["all"], "desk")]
+    assert seeds == sorted(seeds) and len(set(seeds)) > 3
+
+
+@pytest.mark.usefixtures("rated")
+def test_attacks_on_cifar_are_as_strong_in_pixels_as_the_papers_on_normalized_images() -> None:
+    by_dataset = {
+        config["dataset"]: config["attacks"]
+        for config in TABLES["table_resnet"].grid("desk")
+        if config["attacks"]
+    }
+    assert by_dataset["cifar10"]["pgd"]["eps"] == 0.02 / 4
+    assert by_dataset["cifar10"]["cw"]["initial_const"] == 0.02 / 16
+    assert by_dataset["mnist"]["pgd"]["eps"] == by_dataset["mnist"]["cw"]["initial_const"] == 0.1
 
 
 @pytest.mark.usefixtures("rated")

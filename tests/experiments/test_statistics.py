@@ -9,7 +9,15 @@ import pytest
 from scipy import stats
 
 from experiments.experiment import Record
-from experiments.judging.statistics import differences, interval, log_ratios, slope, summary
+from experiments.judging.statistics import (
+    Spread,
+    differences,
+    interval,
+    log_ratios,
+    slope,
+    spread_of_differences,
+    summary,
+)
 from experiments.judging.verdicts import Question, against, by_seed, judge, select
 
 
@@ -69,6 +77,69 @@ def test_a_spread_is_never_smaller_than_one_image():
     assert not found.is_above_zero
     spread = [0.0, 0.5, 1.0]
     assert interval(spread, step=0.02) == interval(spread)
+
+
+def blocks(seed, methods, seeds, noise=1.0):
+    """A number by seed of each method: effects of both, and noise."""
+    rng = np.random.default_rng(seed)
+    found = rng.normal(0, 5, (methods, 1)) + rng.normal(0, 5, (1, seeds))
+    return found + noise * rng.normal(0, 1, (methods, seeds))
+
+
+def by_seeds(numbers):
+    return [dict(enumerate(row.tolist())) for row in numbers]
+
+
+@pytest.mark.parametrize(("methods", "seeds"), [(2, 3), (6, 3), (3, 5)])
+def test_the_spread_in_blocks_is_what_least_squares_leaves(methods, seeds):
+    numbers = blocks(3, methods, seeds)
+    rows = [(m, methods + s) for m in range(methods) for s in range(seeds)]
+    design = np.zeros((len(rows), methods + seeds))
+    for place, row in enumerate(rows):
+        design[place, row] = 1
+    fitted = design @ np.linalg.lstsq(design, numbers.ravel(), rcond=None)[0]
+    freedom = len(rows) - np.linalg.matrix_rank(design)
+    found = spread_of_differences(by_seeds(numbers))
+    expected = math.sqrt(2 * np.sum((numbers.ravel() - fitted) ** 2) / freedom)
+    assert (found.std, found.freedom) == (pytest.approx(expected, rel=1e-9), freedom)
+
+
+def test_two_methods_in_blocks_are_related_samples():
+    first, second = by_seeds(blocks(4, 2, 6))
+    pairs = differences(first, second)
+    shared = spread_of_differences([first, second])
+    expected = stats.ttest_rel([*first.values()], [*second.values()]).confidence_interval(0.95)
+    found = interval(pairs, shared=shared)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-9)
+
+
+def test_intervals_by_a_shared_spread_hold_the_truth_as_often_as_they_say():
+    held, lengths, alone = 0, [], []
+    for seed in range(400):
+        numbers = by_seeds(blocks(seed, 6, 3) - blocks(seed, 6, 3, noise=0.0))
+        pairs = differences(numbers[0], numbers[1])
+        found = interval(pairs, shared=spread_of_differences(numbers))
+        held += found.low < 0 < found.high
+        lengths.append(found.high - found.low)
+        alone.append(interval(pairs).high - interval(pairs).low)
+    assert 0.92 < held / 400 < 0.98
+    assert np.mean(lengths) < 0.7 * np.mean(alone)
+
+
+def test_a_method_that_varies_far_more_than_the_others_answers_for_itself():
+    shared = Spread(0.1, 10)
+    wild, calm = [-10.0, 0.0, 12.0], [0.4, 0.5, 0.55]
+    assert interval(wild, shared=shared) == interval(wild)
+    half = stats.t.ppf(0.975, 10) * 0.1 / math.sqrt(3)
+    found = interval(calm, shared=shared)
+    assert found.high - found.mean == pytest.approx(half, rel=1e-12)
+    assert interval(wild, shared=Spread(0.0, 4)) == interval(wild)
+
+
+def test_no_spread_without_two_methods_of_two_common_seeds():
+    assert spread_of_differences([{0: 1.0, 1: 2.0}]) is None
+    assert spread_of_differences([{0: 1.0, 1: 2.0}, {0: 1.0}]) is None
+    assert spread_of_differences([{0: 1.0, 1: 2.0}, {2: 1.0, 3: 2.0}]) is None
 
 
 @pytest.mark.parametrize("level", [0, 1, 1.5])

@@ -18,7 +18,7 @@ from experiments.data import load, subset
 from experiments.experiment import Context
 from experiments.measuring.norms import layers_to_measure, true_norms
 from experiments.models import build
-from experiments.training import TrainConfig, TrainingDiverged, batches, train
+from experiments.training import TrainConfig, TrainingDiverged, batches, evaluate, train
 from experiments.training.process_group import ProcessGroup
 
 # --- What is computed -----------------------------------------------------------------------
@@ -143,6 +143,35 @@ def test_attacks_by_both_protocols_are_those_by_each(tmp_path: Path) -> None:
     assert found["both"] == found["pixels"]
     assert both == {key: found["paper"][key] for key in ("pgd_accuracy", "cw_accuracy")}
     assert both["pgd_accuracy"] != found["pixels"]["pgd_accuracy"]
+
+
+def test_attacked_images_are_drawn_by_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = load("digits")
+    model = build("small", width=3, batch_norm=True, dataset=data, seed=5, setting=3).eval()
+    seen: list[torch.Tensor] = []
+
+    def noted(model: nn.Module, images: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        seen.append(images)
+        return images
+
+    monkeypatch.setattr(evaluate, "pgd_linf", noted)
+
+    def attacked(seed: int, test_images: int | None) -> torch.Tensor:
+        seen.clear()
+        attacks = {"pgd": {"eps": 0.1, "steps": 1, "images": 150}}
+        config = TrainConfig.of(
+            {**CONFIG, "seed": seed, "test_images": test_images, "attacks": attacks}
+        )
+        group = ProcessGroup.joined("cpu")
+        evaluate.attacked_accuracy("pgd", "pixels", model, data, config, group, lambda share: None)
+        return torch.cat(seen)
+
+    first = attacked(0, None)
+    assert len(first) == len(first.flatten(1).unique(dim=0)) == 150
+    assert torch.equal(first, attacked(0, None))
+    assert not torch.equal(first, attacked(1, None))
+    # A part of the test images was drawn by the seed already.
+    assert torch.equal(attacked(0, 200), data.test_images[:150].float() / 255)
 
 
 def test_batch_norms_on_gpus_see_the_whole_batch() -> None:
