@@ -86,6 +86,9 @@ def also_needed(
 def cells(wanted: Iterable[str], scale: Scale, package: str = PACKAGE) -> list[Cell]:
     """The runs that some experiments need, of those that they use too, each once.
 
+    The first seed of all of them comes first: what is stopped half way has some seeds of
+    everything, and not all seeds of something.
+
     Args:
         wanted: Names; "all" is all of them.
         scale: Of the runs.
@@ -97,7 +100,8 @@ def cells(wanted: Iterable[str], scale: Scale, package: str = PACKAGE) -> list[C
     chosen: dict[str, Experiment] = {}
     for name in wanted:
         chosen.update(find(package) if name == "all" else _with_uses(name, scale, package))
-    return [cell for one in chosen.values() for cell in _checked(one, scale).values()]
+    found = [cell for one in chosen.values() for cell in _checked(one, scale).values()]
+    return sorted(found, key=lambda cell: int(cell.config.get("seed", 0)))
 
 
 def _with_uses(name: str, scale: Scale, package: str) -> dict[str, Experiment]:

@@ -39,14 +39,20 @@ def _training(configs: Sequence[Any]) -> str:
 
 
 def _rates(configs: Sequence[Any]) -> str:
-    """Learning rates that are not the paper's: SGD's, and those of short trainings without BN."""
+    """How weights are trained, where that is not as in the paper: rates and their schedule."""
     sgd = [config["lr"] for config in configs if config.get("optimizer") == "sgd"]
     free = [config["lr"] for config in configs if _is_adam_without_decay(config)]
+    cycle = [config for config in configs if config.get("schedule") == "one_cycle"]
+    searched = [config["lr"] for config in cycle if config.get("optimizer") == "adam"]
     parts = [
         f"SGD from a rate of {_joined(f'{rate:g}' for rate in sgd)}" if sgd else "",
-        f"without BN Adam at a rate of {_joined(f'{rate:g}' for rate in free)}, no weight decay"
+        f"Adam without weight decay at a rate of {_joined(f'{rate:g}' for rate in free)}"
         if free
         else "",
+        f"Adam at a rate of {_joined(f'{rate:g}' for rate in searched)}"
+        if searched and not free
+        else "",
+        "one cycle of the rate" if cycle else "",
     ]
     return ", ".join(filter(None, parts))
 

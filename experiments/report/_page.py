@@ -33,6 +33,7 @@ _VERDICTS = "a verdict is one on runs of the scale named beside it."
 PAPER_LEAD = f"{_NUMBERS} only *paper* is the paper's own training, and {_VERDICTS}"
 OTHER_LEAD = f"{_NUMBERS} {_VERDICTS}"
 SMOKE = "A smoke run shows that the code runs, and nothing else."
+ALL_BUT_COMPLETE = 0.9  # of the runs of a scale
 HEADER = ("verdict", "claim", "where", "why", "rule")
 
 
@@ -208,9 +209,9 @@ def _sources(
 def _chosen(
     store: Records, experiments: Mapping[str, Experiment], one: Experiment, scale: Scale | None
 ) -> Scale | None:
-    """The scale of which most is there, of two the larger; a smoke run only if there is no other.
+    """The largest scale that is all but complete, or else the one of which most is there.
 
-    A few runs of a larger scale do not hide a smaller one that is all but complete.
+    A few runs of a larger scale do not hide a smaller one; a smoke run counts if there is no other.
     """
     shares: dict[Scale, float] = {}
     for candidate in (scale,) if scale else reversed(SCALES):
@@ -219,7 +220,11 @@ def _chosen(
         there = sum(len(_current(store, source, candidate)) for source in sources)
         if there:
             shares[candidate] = there / wanted
-    return max(shares, key=lambda one: (one != "smoke", shares[one]), default=None)
+    return max(
+        shares,
+        key=lambda one: (one != "smoke", min(shares[one], ALL_BUT_COMPLETE)),
+        default=None,
+    )
 
 
 def _current(store: Records, experiment: Experiment, scale: Scale) -> list[Record]:
