@@ -61,10 +61,7 @@ def _means(records: Iterable[Record]) -> dict[str, float]:
 
 def _kind(config: Config) -> str:
     """All of a configuration but its seed, and the label that names it."""
-    inner = config.get("training")
     plain = {key: value for key, value in config.items() if key not in ("seed", "label")}
-    if inner is not None:
-        plain["training"] = {key: value for key, value in inner.items() if key != "seed"}
     return json.dumps(plain, sort_keys=True)
 
 

@@ -38,8 +38,9 @@ def data_folder(given: Path | None) -> Path:
 
 
 def needed(config: Mapping[str, Any]) -> set[str]:
-    """The data sets that a run's configuration names, or one within it."""
-    within = [needed(value) for value in config.values() if isinstance(value, Mapping)]
+    """The data sets that a run's configuration names, or those in a list within it."""
+    lists = [value for value in config.values() if isinstance(value, list)]
+    within = [needed(one) for found in lists for one in found if isinstance(one, Mapping)]
     return {str(config.get("dataset"))}.intersection(NAMES).union(*within)
 
 

@@ -157,7 +157,10 @@ def _growth(records: Sequence[Record]) -> Verdict:
     )
 
 
-_TIMES = f"one number a seed, the mean of a hundred steps by the clock on the wall. {UNDISTURBED}"
+_TIMES = (
+    "one number a seed, what a step takes on the average by the clock on the wall, all networks "
+    f"and methods in turns, at the width of the scale. {UNDISTURBED}"
+)
 
 
 def _claims_of(title: str, where: str, columns: Sequence[Column]) -> list[Claim]:

@@ -1,4 +1,4 @@
-"""The runs: some steps of training with every method, each alone on the machine."""
+"""The runs: some steps of every network with every method, in turns, alone on the machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.accuracy.claims import Column
-from experiments.accuracy.grid import METHODS, SIZES, configs
+from experiments.accuracy.grid import METHODS, configs
 from experiments.experiment import Config, Scale
 
 RESNET_CIFAR, RESNET_MNIST = Column("resnet18", "cifar10"), Column("resnet18", "mnist")
@@ -28,7 +28,7 @@ class Size:
 # In a hundred steps a method that acts every hundred acts once, wherever they begin.
 TIMINGS: dict[Scale, Size] = {
     "smoke": Size(1, 2, 8, 1),
-    "laptop": Size(3, 100, 32, 2),
+    "laptop": Size(3, 100, 32, 3),
     "desk": Size(10, 100, 32, 6),
     "paper": Size(10, 100, 128, 3),
 }
@@ -36,9 +36,10 @@ TIMINGS: dict[Scale, Size] = {
 
 def grid(scale: Scale) -> list[Config]:
     """The networks of the tables with batch norm, with every method; a smoke run takes a few."""
+    size = TIMINGS[scale]
     methods = ("none", "fast_clip") if scale == "smoke" else METHODS
-    found = [
-        config
+    trainings = [
+        _timed(config, size)
         for column in COLUMNS
         for config in configs(
             scale,
@@ -48,25 +49,19 @@ def grid(scale: Scale) -> list[Config]:
             methods=methods,
             measure="none",
             attacked=False,
-            seeds=TIMINGS[scale].seeds,
+            seeds=1,
         )
     ]
-    return [_timed(config, TIMINGS[scale], SIZES[scale].train_images) for config in found]
+    shared = {"alone": True, "warm_up": size.warm_up, "steps": size.steps, "trainings": trainings}
+    seeds = range(size.seeds) if trainings else ()
+    return [{"label": f"steps seed {seed}", "seed": seed, **shared} for seed in seeds]
 
 
-def _timed(config: Mapping[str, Any], size: Size, images: int | None) -> Config:
-    """The training is a part of the configuration, since it is not done to its end."""
-    wanted = size.batch * (size.warm_up + size.steps)
+def _timed(config: Mapping[str, Any], size: Size) -> dict[str, Any]:
+    """A training, with as many images as are needed; the seed is that of the run."""
     return {
-        "label": f"{config['label']} step",
-        "alone": True,
-        "seed": config["seed"],
-        "warm_up": size.warm_up,
-        "steps": size.steps,
-        "training": {
-            **{key: value for key, value in config.items() if key != "label"},
-            "epochs": 1,
-            "batch": size.batch,
-            "train_images": None if images is None else wanted,
-        },
+        **{key: value for key, value in config.items() if key not in ("label", "seed")},
+        "epochs": 1,
+        "batch": size.batch,
+        "train_images": size.batch * (size.warm_up + size.steps),
     }

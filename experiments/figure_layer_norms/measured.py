@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from experiments.accuracy.claims import Column, select_column
 from experiments.experiment import Record
-from experiments.figure_layer_norms.run import TIMED
+from experiments.figure_layer_norms.run import TIMED, name_of
 from experiments.judging.statistics import Summary, summary
 from experiments.judging.verdicts import by_seed
 
@@ -47,19 +48,29 @@ def _numbers(found: Mapping[str, float | None] | None) -> dict[str, float]:
 
 
 def timed(records: Sequence[Record]) -> list[Record]:
-    """The runs of this grid that have a time, as if their configurations were of trainings."""
+    """The trainings of this grid that have a time, as if each were a run of its own."""
     return [
-        replace(record, config={**record.config["training"], "steps": record.config["steps"]})
+        found
         for record in records
-        if "training" in record.config and record.run.get("timing")
+        for training in record.config.get("trainings", ())
+        for found in _of_training(record, training)
     ]
+
+
+def _of_training(record: Record, training: Mapping[str, Any]) -> list[Record]:
+    timing, name = record.run.get("timing") or {}, name_of(training)
+    if name not in timing.get("seconds", {}):
+        return []
+    own = {key: {TIMED: timing[key][name]} for key in ("seconds", "core_shares")}
+    shared = {key: record.config[key] for key in ("seed", "steps")}
+    return [replace(record, config={**training, **shared}, run={"timing": {**timing, **own}})]
 
 
 def seconds(found: Sequence[Record], column: Column, method: str) -> dict[int, float]:
     """Seconds a step by seed, of those that `timed` gives."""
 
     def of(record: Record) -> float:
-        return float(record.run["timing"]["seconds"][TIMED]) / int(record.config["steps"])
+        return float(record.run["timing"]["seconds"][TIMED])
 
     return by_seed(select_column(found, column, method), of)
 

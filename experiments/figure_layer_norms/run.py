@@ -1,45 +1,89 @@
-"""One run: the seconds of some steps of training."""
+"""One run: the seconds of a step of every training, taken in turns.
+
+All networks and methods take their steps one after the other, round by round, in one process: what
+else the machine does meanwhile, it does to all of them.
+"""
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from experiments import training
 from experiments.experiment import Config, Context, Result
 from experiments.measuring.stopwatch import Stopwatch
 
-TIMED = "steps"
+TIMED = "step"
+Times = list[tuple[float, float]]  # seconds of each step by the clock, and of the processor
 
 
-class _Enough(Exception):
-    """All steps have been timed."""
+def name_of(config: Mapping[str, Any]) -> str:
+    """What a training is called among those of a run."""
+    return f"{config['model']} {config['dataset']} {config['method']}"
 
 
 def run(config: Config, context: Context) -> Result:
-    """Train for some steps, and take the time of all but the first few.
+    """Train all of them for some rounds, and take the time of all steps but the first few.
 
     Raises:
-        RuntimeError: The training has come to its end before.
+        RuntimeError: A training has come to its end before.
     """
-    watch, done = Stopwatch(), 0
-    first = config["warm_up"]
-    last = first + config["steps"]
+    watch, times = Stopwatch(), {name_of(one): Times() for one in config["trainings"]}
+    diverged: dict[str, str] = {}
+    rounds = config["warm_up"] + config["steps"]
+    with training.surroundings(context):
+        quiet = replace(context, say=lambda share, words: None)
+        going = {
+            name_of(one): training.steps({**one, "seed": config["seed"]}, quiet)
+            for one in config["trainings"]
+        }
+        for number in range(rounds):
+            for name in _turns(list(going), number):
+                try:
+                    taken = _timed_step(going[name])
+                except training.TrainingDiverged as error:
+                    diverged[name] = str(error)
+                    del going[name]
+                    continue
+                except StopIteration:
+                    raise RuntimeError(
+                        f"expected {rounds} steps to time, got {number}: give it more train_images."
+                    ) from None
+                if number >= config["warm_up"]:
+                    times[name].append(taken)
+            context.say((number + 1) / rounds, "timing")
+    for name in going:
+        watch.seconds[name], watch.shares[name] = seconds_of(times[name]), share_of(times[name])
+    result = {"steps": config["steps"], "diverged": diverged}
+    return {"result": result, "timing": watch.summary(context.threads)}
 
-    def say(share: float, words: str) -> None:
-        nonlocal done
-        done += words == "training"
-        if done == last:
-            watch.stop(TIMED)
-            raise _Enough
-        context.say(done / last, words)
-        if done == first:
-            watch.start(TIMED)
 
-    try:
-        training.train(config["training"], replace(context, say=say))
-    except training.TrainingDiverged as error:
-        return {"diverged": str(error)}
-    except _Enough:
-        result = {"steps": config["steps"]}
-        return {"result": result, "timing": watch.summary(context.threads)}
-    raise RuntimeError(f"expected {last} steps to time, got {done}: give it more train_images.")
+def _turns(names: list[str], number: int) -> list[str]:
+    """Another one is first in each round."""
+    first = number % max(1, len(names))
+    return names[first:] + names[:first]
+
+
+def _timed_step(steps: Iterator[None]) -> tuple[float, float]:
+    wall, own = time.perf_counter(), time.process_time()
+    next(steps)
+    return time.perf_counter() - wall, time.process_time() - own
+
+
+def seconds_of(times: Times) -> float:
+    """What a step takes on the average where nothing else runs.
+
+    The median by the clock does not count what others did meanwhile, nor what a method does once in
+    a hundred steps. That is what the mean of the processor's times is above their median.
+    """
+    walls, own = [wall for wall, _ in times], [own for _, own in times]
+    rare = statistics.fmean(own) / max(statistics.median(own), 1e-9)
+    return statistics.median(walls) * max(1.0, rare)
+
+
+def share_of(times: Times) -> float:
+    """Which share of a core most steps had."""
+    return statistics.median(own / max(wall, 1e-9) for wall, own in times)

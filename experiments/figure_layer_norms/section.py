@@ -108,11 +108,11 @@ def _time_caption(found: Sequence[Record], disturbed: int) -> str:
     widths = " or ".join(map(str, sorted({config["width"] for config in configs})))
     batches = " or ".join(map(str, sorted({config["batch"] for config in configs})))
     return (
-        f"Seconds of a training step by the clock on the wall, over {configs[0]['steps']} steps "
-        "after a few that do not count; mean and standard deviation over seeds. Growth is from "
-        f"ResNet-18 to DLA on CIFAR-10. Scale {found[0].scale}: width {widths}, "
-        f"batches of {batches}, {seeds} seed{'' if seeds == 1 else 's'}, {len(found)} runs, each "
-        "alone on the machine. "
+        "Seconds of a training step by the clock on the wall, all networks and methods in turns: "
+        f"the median of {configs[0]['steps']} steps after a few that do not count, and what comes "
+        "now and then on top of it; mean and standard deviation over seeds. Growth is from "
+        f"ResNet-18 to DLA on CIFAR-10. Scale {found[0].scale}: width {widths}, batches of "
+        f"{batches}, {seeds} seed{'' if seeds == 1 else 's'}. "
         f"{disturbances([record.run['timing'] for record in found])}{left_out(disturbed)}"
     )
 

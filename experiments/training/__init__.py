@@ -7,6 +7,6 @@ its kernels repeat themselves on a GPU. The same code, threads and processes are
 """
 
 from experiments.training.config import TrainConfig, recipe
-from experiments.training.loop import TrainingDiverged, train
+from experiments.training.loop import TrainingDiverged, steps, surroundings, train
 
-__all__ = ["TrainConfig", "TrainingDiverged", "recipe", "train"]
+__all__ = ["TrainConfig", "TrainingDiverged", "recipe", "steps", "surroundings", "train"]

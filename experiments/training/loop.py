@@ -58,7 +58,7 @@ def train(config: Config, context: Context) -> Result:
         ValueError: A setting makes no sense.
     """
     settings = TrainConfig.of(config)
-    with _surroundings(context):
+    with surroundings(context):
         group = ProcessGroup.joined(context.device)
         run = prepared(settings, context, group)
         run.resume()
@@ -73,8 +73,24 @@ def train(config: Config, context: Context) -> Result:
         return _finished(run)
 
 
+def steps(config: Config, context: Context) -> Iterator[None]:
+    """Train, and pause after each step: trainings that are timed take turns.
+
+    Nothing is measured and nothing is stored. It ends with the last epoch, and is to be called
+    within `surroundings`.
+
+    Raises:
+        TrainingDiverged: The loss is NaN or infinite.
+    """
+    run = prepared(TrainConfig.of(config), context, ProcessGroup.joined(context.device))
+    run.wrapped.train()
+    for epoch in range(run.config.epochs):
+        for _ in _steps(run, epoch):
+            yield
+
+
 @contextmanager
-def _surroundings(context: Context) -> Iterator[None]:
+def surroundings(context: Context) -> Iterator[None]:
     """The number of threads and the algorithms that the last bits depend on."""
     threads = torch.get_num_threads()
     with ExitStack() as stack:
@@ -93,17 +109,11 @@ def _epoch(run: Run) -> dict[str, Any]:
     """Train for one more epoch, and measure."""
     config, group, epoch = run.config, run.group, len(run.epochs)
     run.wrapped.train()
-    steps = count(config, len(run.data.train_images), group.size)
     losses, right, seen = 0.0, 0.0, 0.0
     clock = _clock(group.device)
     start = clock()
-    for index, batch in enumerate(batches(run.data, config, epoch, group.size)):
-        # A cycle begins above zero, and its last step is not one of length zero.
-        for parameters in run.optimizer.param_groups:
-            parameters["lr"] = config.rate(epoch + (index + 0.5) / steps)
-        loss, hits, images = _step(run, *batch, f"epoch {epoch + 1}, batch {index + 1}")
+    for loss, hits, images in _steps(run, epoch):
         losses, right, seen = losses + loss, right + hits, seen + images
-        run.say((epoch + (index + 1) / steps) / config.epochs * _training_share(config), "training")
     run.seconds.append(clock() - start)
     losses, right, seen = group.total([losses, right, seen])
     group.agree_on_buffers(run.model)
@@ -117,6 +127,20 @@ def _epoch(run: Run) -> dict[str, Any]:
         "norms": true_norms(run.model, run.layers),
         "tracked": {n: float(x) for each in run.attachments for n, x in each.norms().items()},
     }
+
+
+def _steps(run: Run, epoch: int) -> Iterator[tuple[float, int, int]]:
+    """The steps of an epoch, each with its summed loss, its hits, and the images it saw."""
+    config, group = run.config, run.group
+    number = count(config, len(run.data.train_images), group.size)
+    for index, batch in enumerate(batches(run.data, config, epoch, group.size)):
+        # A cycle begins above zero, and its last step is not one of length zero.
+        for parameters in run.optimizer.param_groups:
+            parameters["lr"] = config.rate(epoch + (index + 0.5) / number)
+        found = _step(run, *batch, f"epoch {epoch + 1}, batch {index + 1}")
+        share = (epoch + (index + 1) / number) / config.epochs
+        run.say(share * _training_share(config), "training")
+        yield found
 
 
 def _step(run: Run, images: Tensor, labels: Tensor, where: str) -> tuple[float, int, int]:

@@ -56,7 +56,7 @@ def test_grids_are_configurations_that_training_takes(name, scale):
     cells = TABLES[name].cells(scale)
     assert len({cell.id for cell in cells}) == len(cells)
     for cell in cells:
-        config = TrainConfig.of(cell.config.get("training", cell.config))
+        config = TrainConfig.of(cell.config.get("trainings", [cell.config])[0])
         assert methods.get(config.method, batch_norm=config.batch_norm) or config.method == "none"
 
 
@@ -87,7 +87,7 @@ def test_every_number_of_the_paper_has_runs_beside_it():
         (config["model"], config["dataset"], config["batch_norm"], config["method"])
         for experiment in TABLES.values()
         for config in experiment.grid("paper")
-        if "training" not in config
+        if "trainings" not in config
     }
     assert {(p.model, p.dataset, p.batch_norm, p.method) for p in NUMBERS} <= runs
 

@@ -56,8 +56,10 @@ def test_every_run_can_be_done(name: str) -> None:
     own = [cell for cell in cells if cell.experiment == name]
     assert own and len({cell.id for cell in own}) == len(own)
     for cell in own:
-        config = TrainConfig.of(cell.config.get("training", cell.config))
-        assert (config.lr, config.schedule, config.train_images) == (0.0123, "one_cycle", None)
+        for one in cell.config.get("trainings", [cell.config]):
+            config = TrainConfig.of(one)
+            assert (config.lr, config.schedule) == (0.0123, "one_cycle")
+            assert config.train_images is None or "trainings" in cell.config
 
 
 @pytest.mark.usefixtures("rated")

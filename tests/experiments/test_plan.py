@@ -30,7 +30,7 @@ def test_runs_take_what_others_of_their_kind_took(tmp_path: Path) -> None:
 
 def test_trainings_that_are_timed_are_of_one_kind_too(tmp_path: Path) -> None:
     def config(seed: int) -> dict[str, object]:
-        return {"label": str(seed), "seed": seed, "training": {"seed": seed, "method": "gouk"}}
+        return {"label": str(seed), "seed": seed, "trainings": [{"method": "gouk"}]}
 
     experiment = replace(tiny(), grid=lambda scale: [config(0), config(1)])
     store = Store(tmp_path)

@@ -92,7 +92,7 @@ class _Enough(Exception):
 
 def _settings(cell: Cell) -> Mapping[str, Any]:
     """Those of a training within the configuration too, as of runs that only take times."""
-    return {**cell.config, **cell.config.get("training", {})}
+    return {**cell.config, **cell.config.get("trainings", [{}])[0]}
 
 
 def _one_of_each_kind() -> Iterator[Cell]:

@@ -12,6 +12,7 @@ pytest.importorskip("vl_convert")
 from experiments import figure_layer_norms, table_batchnorm, table_dla, table_resnet
 from experiments.accuracy.published import METRICS
 from experiments.experiment import Experiment, Section
+from experiments.figure_layer_norms.run import name_of
 
 TABLES = {
     module.EXPERIMENT.name: module.EXPERIMENT
@@ -23,7 +24,7 @@ GAINS = {"none": 0.0, "miyato": 0.02, "gouk": 0.01, "fast_clip": 0.2, "fast_clip
 
 def made_up(config, gains):
     """A result and times for a configuration, the seed adding to all methods alike."""
-    if "training" in config:
+    if "trainings" in config:
         return {"steps": config["steps"]}, {"seconds": 60.0, "timing": times(config)}
     rng = random.Random(str(sorted(config.items(), key=str)))
     method = config["method"].partition(":")[0]
@@ -41,14 +42,21 @@ def made_up(config, gains):
     return result, {"seconds": 60.0, "timing": {"epochs": [1.0, 1.0]}}
 
 
-def times(config, cost=None, share=1.0):
-    """Times of the steps: twice or three times as long by some, and four times with DLA."""
-    rng, trained = random.Random(config["label"]), config["training"]
-    slower = {"senderovich": 3.0, "delattre": 2.0}.get(trained["method"], 1.0)
-    size = (4 if trained["model"] == "dla" else 1) * (0.5 if trained["dataset"] == "mnist" else 1)
-    seconds = (cost or slower) * size * rng.uniform(1, 1.01)
-    shares = {"steps": share}
-    return {"seconds": {"steps": seconds}, "core_shares": shares, "threads": 1, "cells_beside": 0}
+def times(config, costs=None, share=1.0):
+    """Times of a step: two or three times as long by some, and four times with DLA.
+
+    `costs` are those of other trainings, by some of the words of their names.
+    """
+    rng, seconds = random.Random(config["label"]), {}
+    for one in config["trainings"]:
+        name = name_of(one)
+        slower = {"senderovich": 3.0, "delattre": 2.0}.get(one["method"], 1.0)
+        for words, cost in (costs or {}).items():
+            slower = cost if words in name else slower
+        size = (4 if one["model"] == "dla" else 1) * (0.5 if one["dataset"] == "mnist" else 1)
+        seconds[name] = slower * size * rng.uniform(1, 1.01)
+    shares = dict.fromkeys(seconds, share)
+    return {"seconds": seconds, "core_shares": shares, "threads": 1, "cells_beside": 0}
 
 
 def fill(store, experiment, scale="laptop", gains=GAINS, keep=lambda config: True):
@@ -85,7 +93,6 @@ def changed(records, change, **wanted):
     """Records with some results or times changed."""
 
     def matches(record):
-        config = record.config.get("training", record.config)
-        return all(config.get(key) == value for key, value in wanted.items())
+        return all(record.config.get(key) == value for key, value in wanted.items())
 
     return [change(record) if matches(record) else record for record in records]

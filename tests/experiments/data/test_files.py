@@ -85,6 +85,6 @@ def test_what_is_needed_is_fetched_once(tmp_path: Path, monkeypatch: pytest.Monk
         calls.append((name, folder, download))
 
     monkeypatch.setattr(data, "load", load)
-    configs = [{"dataset": "mnist"}, {"k": 1}, {"training": {"dataset": "cifar10"}}]
+    configs = [{"dataset": "mnist"}, {"k": 1}, {"trainings": [{"dataset": "cifar10"}]}]
     data.fetch([*configs, *configs, {"dataset": "of one's own"}], tmp_path / "new")
     assert calls == [("cifar10", tmp_path / "new", True), ("mnist", tmp_path / "new", True)]
