@@ -183,9 +183,16 @@ def beats(
 
 
 def _spread(records: Sequence[Record], column: Column, metric: str) -> Spread | None:
-    """How much differences in a column vary from seed to seed, by all of the paper's methods."""
+    """How much differences in a column vary from seed to seed, by all of the paper's methods.
+
+    Networks that have not learned do not vary, and say nothing of those that have.
+    """
     return spread_of_differences(
-        [values(records, column, method, metric) for method in (*PAPERS, *CLAMPED, CONCAT)]
+        [
+            values(records, column, method, metric)
+            for method in (*PAPERS, *CLAMPED, CONCAT)
+            if all(map(has_learned, select_column(records, column, method)))
+        ]
     )
 
 

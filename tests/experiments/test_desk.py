@@ -143,6 +143,23 @@ def test_a_network_at_chance_is_no_robust_one() -> None:
     assert judge(missing).kind == "not run"
 
 
+def test_networks_at_chance_do_not_make_the_others_look_steady() -> None:
+    def records(method: str, *accuracies: float) -> list[Record]:
+        config = {"model": "dla", "dataset": "cifar10", "batch_norm": True, "method": method}
+        return [
+            Record("x", f"{method} {seed}", "desk", {**config, "seed": seed}, result, {})
+            for seed, result in enumerate({"test_accuracy": one} for one in accuracies)
+        ]
+
+    column = Column("dla", "cifar10")
+    learned = [*records("none", 0.7, 0.72, 0.71), *records("fast_clip", 0.73, 0.72, 0.75)]
+    at_chance = [one for name in ("gouk", "delattre") for one in records(name, 0.1, 0.1, 0.1)]
+    (alone,) = beats(learned, [column], ["test_accuracy"], "fast_clip", ["none"])
+    (beside,) = beats([*learned, *at_chance], [column], ["test_accuracy"], "fast_clip", ["none"])
+    assert alone.interval() == beside.interval()
+    assert alone.shared is not None and alone.shared.freedom == 2
+
+
 @pytest.mark.usefixtures("rated")
 def test_the_first_seed_of_everything_comes_first() -> None:
     seeds = [cell.config.get("seed", 0) for cell in registry.cells(["all"], "desk")]
