@@ -202,3 +202,10 @@ def test_a_loss_that_makes_no_sense_is_refused(changed: Any, told: str) -> None:
     asked: Any = {"lipschitz": 1.0, "radius": 0.5, **changed}
     with pytest.raises(ValueError, match=told):
         margin_cross_entropy(torch.zeros(3, 4), torch.tensor([0, 1, 2]), **asked)
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 1)])
+def test_a_constant_for_each_row_is_refused(shape: tuple[int, ...]) -> None:
+    logits, labels = torch.randn(5, 4), torch.tensor([0, 1, 2, 3, 0])
+    with pytest.raises(ValueError, match="one constant for all rows"):
+        margin_cross_entropy(logits, labels, lipschitz=torch.ones(shape), radius=0.3)

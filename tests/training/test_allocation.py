@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -277,3 +278,118 @@ def test_what_would_be_ignored_is_refused() -> None:
             max_lipschitz=10.0,
             proportions={"norm": 1.0},
         )
+
+
+def dense(*sizes: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [nn.Linear(one, other) for one, other in pairwise(sizes)]
+    return nn.Sequential(*[part for layer in layers for part in (layer, nn.ReLU())][:-1])
+
+
+def grow(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    """Steps that make every output larger."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        outputs = model(torch.randn(16, 8, generator=generator))
+        (-(outputs - outputs.roll(1, 0)).abs().mean()).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+def product(model: nn.Module) -> float:
+    """Of the norms of dense layers, by dense decompositions in float64."""
+    weights = [part.weight for part in model.modules() if isinstance(part, nn.Linear)]
+    return math.prod(float(torch.linalg.matrix_norm(w.detach().double(), 2)) for w in weights)
+
+
+def test_a_state_of_another_bound_gives_proportions_and_not_bounds() -> None:
+    model, example = dense(8, 8, 8, 3), torch.zeros(1, 8)
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    with attach(model, optimizer, example, max_lipschitz=50.0) as attachment:
+        grow(model, optimizer, 110)
+        state = copy.deepcopy(attachment.state_dict())
+    assert product(model) > 20
+    attachment = attach(model, optimizer, example, max_lipschitz=1.0)
+    attachment.load_state_dict(state)
+    assert math.prod(attachment.max_norms.values()) == pytest.approx(1.0, rel=0.05)
+    grow(model, optimizer, 30)
+    assert product(model) <= 1.02
+
+
+def test_a_state_of_other_frozen_layers_gives_proportions_and_not_bounds() -> None:
+    model, example = dense(8, 8, 3), torch.zeros(1, 8)
+    model[0].weight.data.mul_(0.01)
+    model[0].weight.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with attach(model, optimizer, example, max_lipschitz=1.0) as attachment:
+        state = attachment.state_dict()
+        assert attachment.max_norms["2"] > 20
+    model[0].weight.requires_grad_(True)
+    attachment = attach(model, optimizer, example, max_lipschitz=1.0)
+    attachment.load_state_dict(state)
+    assert math.prod(attachment.max_norms.values()) == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_state_of_the_network_is_refused_where_layers_are_held() -> None:
+    model, example = dense(8, 8, 3), torch.zeros(1, 8)
+    with attach(model, None, example, max_lipschitz=1.0) as attachment:
+        state = attachment.state_dict()
+    attachment = attach(model, None, example, max_norm=1.0)
+    with pytest.raises(ValueError, match="this one holds layers by max_norm"):
+        attachment.load_state_dict(state)
+
+
+def test_nothing_is_held_while_all_is_frozen() -> None:
+    model, example = dense(8, 8, 3).requires_grad_(False), torch.zeros(1, 8)
+    before = copy.deepcopy(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    attachment = attach(model, optimizer, example, max_lipschitz=0.5)
+    optimizer.step()
+    assert all(torch.equal(before[name], one) for name, one in model.state_dict().items())
+    model.requires_grad_(True)
+    grow(model, optimizer, 20)
+    assert product(model) <= 0.5 * 1.02
+    model[0].weight.requires_grad_(False)
+    model[2].weight.requires_grad_(False)
+    grow(model, optimizer, 2)
+    assert product(model) <= 0.5 * 1.02
+    attachment.remove()
+
+
+def test_a_factor_that_is_called_bias_is_looked_at_again() -> None:
+    class Gain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * (1 + self.bias)
+
+    first, _, last = dense(8, 8, 3)
+    model = nn.Sequential(first, nn.ReLU(), Gain(), last)
+    optimizer = torch.optim.Adam(model.parameters(), 0.02)
+    attachment = attach(model, optimizer, torch.zeros(1, 8), max_lipschitz=1.0)
+    grow(model, optimizer, 100)
+    gain = float((1 + model[2].bias.detach()).abs().max())  # type: ignore[operator,union-attr]
+    assert gain > 1.5
+    assert gain * math.prod(attachment.max_norms.values()) <= 1.03
+
+
+def test_a_proof_may_be_asked_for_without_chance() -> None:
+    convolution = nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")
+    model, example = nn.Sequential(convolution, nn.ReLU()), torch.zeros(1, 4, 12, 12)
+    attachment = attach(model, None, example, max_lipschitz=1.0)
+    attachment.finalize(certify="deterministic")
+    assert attachment.network_bound is not None
+    assert attachment.network_bound.failure == 0 and attachment.network_bound.upper <= 1
+
+
+def test_a_wrong_wish_at_the_end_leaves_the_network_held() -> None:
+    model, example = dense(8, 8, 3), torch.zeros(1, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    method = Parametrize()
+    attachment = attach(model, optimizer, example, max_lipschitz=1.0, method=method)
+    with pytest.raises(ValueError, match='certify must be False, True or "deterministic"'):
+        attachment.finalize(certify="yes")  # type: ignore[arg-type]
+    grow(model, optimizer, 20)
+    assert product(model) <= 1.02

@@ -129,6 +129,11 @@ def margin_cross_entropy(
         raise ValueError(f"temperature must be a positive number, got {temperature!r}.")
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}.')
+    if isinstance(lipschitz, Tensor) and lipschitz.ndim:
+        raise ValueError(
+            "lipschitz must be a number, or a tensor without axes: one constant for all rows, got "
+            f"shape {tuple(lipschitz.shape)}."
+        )
     constant = lipschitz if isinstance(lipschitz, Tensor) else _constant(lipschitz)
     if not isinstance(constant, Tensor) and math.isinf(constant):
         raise ValueError(

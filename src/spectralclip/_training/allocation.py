@@ -7,6 +7,7 @@ from typing import Any, final
 
 from torch import nn
 
+from spectralclip._clipping import Certify
 from spectralclip._common import positive_number
 from spectralclip._lipschitz import (
     HeldBiases,
@@ -26,6 +27,7 @@ _PRESSES, _AT_REST = 0.95, 0.99
 _FORGET = 0.005
 _MOVE = 1.05  # by which a layer's part of the network's bound changes at a time
 _FAILURE = 1e-6  # the probability that a certificate of `clip_` is wrong, at most
+_PACKAGE = __name__.partition(".")[0]
 _MOST_ROUNDS = 8  # of clipping at the end: one or two are needed, for what intervals leave open
 
 
@@ -66,8 +68,8 @@ class Allocation:
         self._reach = dict.fromkeys(proportions, 1.0)
         self._biases = biases
         self._held: HeldBiases = {}
-        self.covered = frozenset[str]()
-        self.cover(covered)
+        self._follow(covered)
+        self.bounds = self._solved(self.max_lipschitz)
 
     def is_for(self, names: Iterable[str]) -> bool:
         """Whether it was made for these layers being held, and for what else trains."""
@@ -109,14 +111,14 @@ class Allocation:
         clip: Callable[[Mapping[str, float]], None],
         covered: Collection[str],
         *,
-        certify: bool,
+        certify: Certify,
     ) -> NetworkBound | None:
         """Clip to bounds that meet the network's, until that is proved.
 
         Args:
             clip: Clips all layers to given bounds.
             covered: The layers that it clips.
-            certify: Whether to prove it; otherwise the layers are clipped once.
+            certify: Whether to prove it, or "deterministic"; otherwise layers are clipped once.
 
         Returns:
             The proof, if it was asked for.
@@ -133,7 +135,7 @@ class Allocation:
             self.hold_biases_()
             if not certify:
                 return None
-            proof = self._proof()
+            proof = self._proof(deterministic=certify == "deterministic")
             if proof.upper <= self.max_lipschitz:
                 return proof
             if proof.unbounded:
@@ -142,23 +144,39 @@ class Allocation:
         wanted = f"max_lipschitz={self.max_lipschitz:g}"
         raise ValueError(f"The layers are clipped, and {wanted} is not proved: {proof}")
 
-    def _proof(self) -> NetworkBound:
+    def _proof(self, *, deterministic: bool) -> NetworkBound:
         """What is proved of the network, the layers having been clipped with certificates."""
         if not sharded_modules(self._model):
-            return lipschitz_bounds(self._model, self._example_inputs, local=False)
+            return lipschitz_bounds(
+                self._model, self._example_inputs, local=False, deterministic=deterministic
+            )
         # No process has a whole layer to measure again: each is within its bound.
-        upper, failure = self._rules.of(self.bounds), _FAILURE * len(self.covered)
+        upper = self._rules.of(self.bounds)
+        failure = 0.0 if deterministic else _FAILURE * len(self.covered)
         return NetworkBound(lower=0.0, upper=upper, failure=failure, product=upper)
 
     def state(self) -> dict[str, Any]:
         """What has to be remembered for a run to go on exactly."""
-        return {"parts": dict(self._parts), "reach": dict(self._reach), "bounds": self.bounds}
+        return {
+            "parts": dict(self._parts),
+            "reach": dict(self._reach),
+            "bounds": self.bounds,
+            **self._made_for(),
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Go on from there; where another bound or other layers are held, in its proportions."""
         self._parts |= state["parts"]
         self._reach |= state["reach"]
-        self.bounds = {**self.bounds, **state["bounds"]}
+        made_for = self._made_for()
+        if all(state.get(key) == value for key, value in made_for.items()):
+            self.bounds = {**self.bounds, **state["bounds"]}
+        else:
+            self.bounds = self._solved(self.max_lipschitz)
+
+    def _made_for(self) -> dict[str, Any]:
+        """What bounds depend on besides the proportions."""
+        return {"max_lipschitz": self.max_lipschitz, "covered": sorted(self.covered)}
 
     def _follow(self, names: Iterable[str]) -> None:
         """Follow the network as it is now, with the norms of these layers as unknowns."""
@@ -175,6 +193,8 @@ class Allocation:
             ) from error
 
     def _solved(self, target: float) -> dict[str, float]:
+        if not self.covered:  # as long as nothing is held, no bound is asked for
+            return dict(self._parts)
         parts = {name: self._parts[name] * self._reach[name] for name in self.covered}
         scale = self._rules.scale_for(parts, target)
         return {name: scale * part for name, part in self._parts.items()}
@@ -185,8 +205,14 @@ class Allocation:
         held = {id(own) for part in modules for own in (*part.parameters(), *part.buffers())}
         weights = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
         changing = {**weights, **dict(self._model.named_buffers())}
-        shifts = ("bias", "running_mean", "num_batches_tracked")  # of which no norm depends
         return any(
-            id(tensor) not in held and name.rpartition(".")[2] not in shifts
-            for name, tensor in changing.items()
+            id(tensor) not in held and not self._is_shift(name) for name, tensor in changing.items()
         )
+
+    def _is_shift(self, name: str) -> bool:
+        """Whether no norm depends on it: a bias, but not what a module of one's own calls so."""
+        owner, _, own = name.rpartition(".")
+        if own not in ("bias", "running_mean", "num_batches_tracked"):
+            return False
+        where = type(self._model.get_submodule(owner)).__module__
+        return where.startswith(("torch.nn.", f"{_PACKAGE}.nn."))

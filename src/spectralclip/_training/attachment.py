@@ -218,8 +218,10 @@ class Attachment:
 
         Raises:
             TypeError: It is something else.
-            ValueError: It is damaged, or of another method, model or number of optimizers.
-                Nothing has changed then.
+            ValueError: It is damaged, or of another method, model or number of optimizers, or of
+                bounds of layers where the network's is held or the other way round. Nothing has
+                changed then. With another `max_lipschitz`, or other layers that are frozen, bounds
+                are found anew in the proportions of the state.
         """
         running = self._running()
         require_state(
@@ -255,6 +257,8 @@ class Attachment:
             A `ClipResult` for each layer. What is within its bound stays bit for bit.
         """
         running, has_changed = self._running(), self._versions != self._weight_versions()
+        if certify not in (False, True, "deterministic"):  # before anything is ended
+            raise ValueError(f'certify must be False, True or "deterministic", got {certify!r}.')
         running.stop()
         if self.optimizers.given and not self.steps and has_changed:
             warn(
@@ -276,7 +280,7 @@ class Attachment:
         if self._allocation is None:
             clip(self._bounds_at(self.steps))
         else:
-            self._network_bound = self._allocation.end(clip, moving, certify=bool(certify))
+            self._network_bound = self._allocation.end(clip, moving, certify=certify)
             self._bounds = dict(self._allocation.bounds)
         self.remove()
         self._take_norms(

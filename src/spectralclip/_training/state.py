@@ -58,6 +58,11 @@ def require_state(
             )
     if for_network:
         _require_allocation(state.get("allocation"))
+    elif state.get("allocation") is not None:
+        raise ValueError(
+            "The state is of an attachment that held the network by max_lipschitz, and this one "
+            "holds layers by max_norm: attach as the run that saved it did."
+        )
     unknown = [name for name in state["layers"] if name not in layers]
     if unknown:
         raise ValueError(
