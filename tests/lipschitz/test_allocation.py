@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oracle import dense_norm
@@ -195,3 +196,58 @@ def test_a_bias_that_is_held_counts_at_the_norm_of_its_matrix() -> None:
         k = 3 * b_new + bias
         found = NetworkRules(cell, example, layers, biases).of(norms)
         assert found == pytest.approx(a_new + k / 4 * a_reset + a_update / 2)
+
+
+# --- Weights that are read without their layer ----------------------------------------------
+
+
+class Tied(nn.Module):
+    """An encoder, and a decoder that uses its weight in some way."""
+
+    def __init__(self, decode: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.encoder, self._decode = nn.Linear(4, 3), decode
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._decode(torch.relu(self.encoder(x)), self.encoder.weight)
+
+
+@pytest.mark.parametrize(
+    "decode",
+    [
+        lambda x, weight: F.linear(x, weight.t()),
+        lambda x, weight: F.linear(x, weight.t(), torch.ones(4)),
+        lambda x, weight: x @ weight,
+        lambda x, weight: (weight.t() @ x.t()).t(),
+        lambda x, weight: F.linear(x[:, None], weight.data.t())[:, 0],
+    ],
+)
+def test_a_decoder_with_the_weight_of_the_encoder_has_its_norm(decode: Any) -> None:
+    torch.manual_seed(0)
+    model = Tied(decode)
+    layers = find_layers(model, VECTOR)
+    assert NetworkRules(model, VECTOR, layers).of({"encoder": 3.0}) == pytest.approx(9.0)
+
+
+@pytest.mark.parametrize(
+    "decode",
+    [
+        lambda x, weight: F.linear(x, 2 * weight.t()),
+        lambda x, weight: F.linear(x, weight.t().clone()),
+        lambda x, weight: F.linear(x[:, :2], weight[:2].t()),
+        lambda x, weight: x * weight[:, 0],
+        lambda x, weight: torch.addmm(torch.zeros(4), x, weight, alpha=5),
+        lambda x, weight: F.layer_norm(x, (3,), weight[:, 0]),
+    ],
+)
+def test_other_uses_of_a_weight_without_its_layer_are_refused(decode: Any) -> None:
+    torch.manual_seed(0)
+    model = Tied(decode)
+    with pytest.raises(UnboundedNetworkError, match=r"reads 'encoder\.weight' outside of the lay"):
+        NetworkRules(model, VECTOR, find_layers(model, VECTOR))
+
+
+def test_the_bias_of_a_layer_may_be_added_elsewhere() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model.forward = lambda x: model[0](x).relu() + model[0].bias  # type: ignore
+    assert NetworkRules(model, VECTOR, find_layers(model, VECTOR)).of({"0": 2.0}) == 2.0

@@ -190,6 +190,16 @@ def test_what_makes_no_sense_is_refused(function: Any, changed: Any, told: str) 
         function(**{**asked, **changed})
 
 
+@pytest.mark.parametrize("function", [certified_accuracy, margin_cross_entropy])
+@pytest.mark.parametrize("name", ["logits", "labels", "lipschitz", "radius"])
+@pytest.mark.parametrize("wrong", [None, [1.0, 2.0], "none"])
+def test_what_is_of_another_type_is_named(function: Any, name: str, wrong: Any) -> None:
+    labels = torch.tensor([0, 1, 2])
+    asked = {"logits": torch.zeros(3, 4), "labels": labels, "lipschitz": 1.0, "radius": 0.5}
+    with pytest.raises(TypeError, match=f"{name} must be a .*, got"):
+        function(**{**asked, name: wrong})
+
+
 @pytest.mark.parametrize(
     ("changed", "told"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -18,7 +19,7 @@ import spectralclip as sc
 from oracle import dense_matrix, dense_norm
 
 BOUND = 0.7
-REFUSED = ("weight-norm", "orthogonal", "spectral-norm", "old-", "constant")
+REFUSED = ("weight-norm", "orthogonal", "spectral-norm", "old-", "constant", "partly-frozen")
 # In bfloat16, a matrix of two or three columns has no rounding that is closer.
 COARSE = ("conv2d-reflect-bfloat16", "conv-bn-bfloat16", "residual-bfloat16")
 
@@ -75,7 +76,7 @@ def test_norms_are_at_the_bound(case: Case) -> None:
 def test_what_is_refused_is_as_it_was(case: Case) -> None:
     model, x = as_model(case)
     before = state(model)
-    with pytest.raises(ValueError, match=r"Layer .*(remove_parametrizations|no parameters)"):
+    with pytest.raises(ValueError, match=r"[Ll]ayer.*(remove_param|no param|are frozen)"):
         sc.init_at_bound_(model, x)
     assert_same(before, state(model))
 
@@ -126,9 +127,9 @@ def test_only_weights_and_biases_change() -> None:
     assert model.training and bool((model[0].weight.grad == 1).all())
     after = model.state_dict()
     changed = {key for key in before if not torch.equal(before[key], after[key])}
-    weights = {f"{index}.{name}" for index in (0, 3, 7) for name in ("weight", "bias")}
-    assert changed == {*weights, "5.weight"}
-    assert not any(after[f"{index}.bias"].any() for index in (0, 3, 7))
+    weights = {f"{index}.{name}" for index in (0, 7) for name in ("weight", "bias")}
+    assert changed == {*weights, "5.weight"}  # "3" is frozen
+    assert not any(after[f"{index}.bias"].any() for index in (0, 7))
 
 
 def test_draws_follow_the_generator() -> None:
@@ -290,3 +291,31 @@ def test_the_network_starts_at_its_bound(compose: Any, max_lipschitz: float) -> 
 def test_not_both_bounds() -> None:
     with pytest.raises(ValueError, match="not both"):
         sc.init_at_bound_(nn.Linear(2, 2), torch.zeros(1, 2), max_norm=1.0, max_lipschitz=1.0)
+
+
+def test_frozen_layers_stay_as_they_are_and_count_at_their_norms() -> None:
+    """A normalization of pixels as a first layer, here by a factor of 4."""
+    pixels = nn.Conv2d(3, 3, 1, bias=True)
+    with torch.no_grad():
+        pixels.weight.copy_(4 * torch.eye(3)[..., None, None])
+    pixels.requires_grad_(False)
+    before = [parameter.clone() for parameter in pixels.parameters()]
+    model = nn.Sequential(pixels, nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    example = torch.zeros(1, 3, 6, 6)
+    results = sc.init_at_bound_(model, example, max_lipschitz=1.0)
+    assert list(results) == ["1", "3"]
+    assert all(map(torch.equal, pixels.parameters(), before))
+    for name, layer in sc.find_layers(model, example).items():
+        wanted = 4.0 if name == "0" else 0.5
+        assert dense_norm(layer.modules[0], layer.in_shapes[0]) == pytest.approx(wanted, rel=1e-3)
+
+
+@pytest.mark.parametrize("max_norm", [1.0, {"0": 1.0}])
+def test_frozen_layers_alone_or_by_name_are_refused(max_norm: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.ReLU(), nn.Linear(4, 4))
+    if max_norm == 1.0:
+        model[2].requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"layers \['0'.*\] are frozen.*requires_grad_"):
+        sc.init_at_bound_(model, torch.zeros(1, 4), max_norm=max_norm)
+    assert all(torch.equal(before[name], one) for name, one in model.state_dict().items())

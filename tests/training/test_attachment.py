@@ -431,3 +431,14 @@ def test_an_attachment_is_not_copied() -> None:
     for copied in (copy.deepcopy, copy.copy, pickle.dumps):
         with pytest.raises(TypeError, match="cannot be copied or pickled: attach the method"):
             copied(attachment)
+
+
+def test_a_model_that_is_converted_afterwards_is_named() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach(model, optimizer, torch.zeros(1, 4))
+    model.double()
+    model(torch.ones(1, 4).double()).sum().backward()
+    told = r"'0' has become torch\.float64 on cpu, and was torch\.float32.*first, and then attach"
+    with pytest.raises(RuntimeError, match=told):
+        optimizer.step()

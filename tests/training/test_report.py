@@ -67,6 +67,24 @@ def test_the_bound_of_the_network_is_that_of_its_layers_norms() -> None:
     assert report.bound == pytest.approx(math.prod(norms.values()), rel=1e-3)
 
 
+def test_before_the_first_step_norms_are_those_of_the_start() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    shapes = {name: model.get_submodule(name).weight.shape[1:] for name in ("0", "2")}
+    norms = {name: dense_norm(model.get_submodule(name), shape) for name, shape in shapes.items()}  # type: ignore[arg-type]
+    report = attach(model, optimizer, inputs(1), max_norm=0.01).report(inputs())
+    for name, norm in norms.items():
+        assert report.layers[name].norm == pytest.approx(norm, rel=1e-2)
+    assert report.bound == pytest.approx(math.prod(norms.values()), rel=2e-2)
+
+
+def test_norms_that_are_not_known_leave_the_network_without_a_bound() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    report = attach(model, optimizer, inputs(1), method=sc.methods.Gouk()).report(inputs())
+    assert report.bound is None and all(one.norm is None for one in report.layers.values())
+
+
 @pytest.mark.parametrize("max_norm", [0.5, 100.0])
 def test_pressure_is_the_share_of_a_step_that_is_undone(max_norm: float) -> None:
     """One layer, one step of plain gradient descent: what is left of it can be computed."""

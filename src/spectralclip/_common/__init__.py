@@ -35,3 +35,4 @@ from spectralclip._common.text import missing_package as missing_package
 from spectralclip._common.text import printable as printable
 from spectralclip._common.text import shown_name as shown_name
 from spectralclip._common.text import shown_reason as shown_reason
+from spectralclip._common.text import some_of as some_of

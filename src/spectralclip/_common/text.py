@@ -6,6 +6,8 @@ around, a NUL ends a text for some programs, and half a surrogate pair cannot be
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 LONGEST = 400  # characters of a message: torch's list of all backends of an operation has 15,000
 
 
@@ -58,3 +60,15 @@ def in_short(value: object) -> str:
         return f"a {type(value).__name__} of shape {tuple(shape)}"
     text = " ".join(repr(value).split())
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def some_of(names: Sequence[str], most: int = 4) -> str:
+    """The first of some names, and how many more there are.
+
+    Example:
+        >>> from spectralclip._common.text import some_of
+        >>> some_of(["a", "b", "c"], most=2)
+        "'a', 'b' and 1 more"
+    """
+    shown = ", ".join(repr(printable(name)) for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import TypeAlias, final
 
-from torch import nn
+from torch import Tensor, nn
 
 from spectralclip._lipschitz.bounds import require_weights, without_bound
 from spectralclip._lipschitz.chain_norms import Norms, standard_intervals
 from spectralclip._lipschitz.examples import examples_of, first_run
-from spectralclip._lipschitz.flow import Flow
+from spectralclip._lipschitz.flow import Flow, Node, leaves
 from spectralclip._lipschitz.following import NotFollowedError, taken_as_one, ways
 from spectralclip._lipschitz.propagation import Propagation, rules_of
+from spectralclip._lipschitz.recording import same_place
 from spectralclip._lipschitz.recurrent import RECURRENT_LAYERS, largest_bias, rule_of_layer
 from spectralclip._lipschitz.result import Unbounded
 from spectralclip._lipschitz.rules import only
@@ -27,10 +28,14 @@ from spectralclip._models import (
     parts_of,
     unwrapped,
 )
-from spectralclip._operators import Rows, plain_numerics
+from spectralclip._operators import Rows, is_plain, plain_numerics
 
 _DOUBLINGS = 200  # from a scale of 1: more than any product of layer norms needs
 _HALVINGS = 40  # of an interval of a factor of two: what is left is below 1e-12
+_ELSEWHERE = (
+    "it reads {!r} outside of the layer {!r}, whose norm alone is held; use the layer itself, or "
+    "leave it out"
+)
 
 HeldBiases: TypeAlias = Mapping[tuple[nn.Module, str], str]
 """Biases by module and name, each with the layer whose norm none of its entries exceeds."""
@@ -88,9 +93,9 @@ class NetworkRules:
             raise UnboundedNetworkError(f"the model does not run while followed: {error}") from None
         interval_of = standard_intervals(tol=0.01, failure=1e-6, deterministic=False, seed=0)
         norms = [Norms(flow, interval_of, interval_of) for flow in flows]
-        self._ways = [
-            _Way(flow, own, layers, biases or {}) for flow, own in zip(flows, norms, strict=True)
-        ]
+        names = {id(weight): name for name, weight in model.named_parameters()}
+        held = _Held(layers, biases or {}, names)
+        self._ways = [_Way(flow, own, held) for flow, own in zip(flows, norms, strict=True)]
         places = [str(place) for way in self._ways for place in way.unbounded]
         if places:
             raise UnboundedNetworkError("; ".join(dict.fromkeys(places)))
@@ -139,24 +144,60 @@ class NetworkRules:
 
 
 @final
+class _Held:
+    """The layers whose norms are unknowns, and what belongs to them."""
+
+    def __init__(
+        self, layers: Mapping[str, FoundLayer], biases: HeldBiases, names: Mapping[int, str]
+    ) -> None:
+        """Of a model whose parameters have these names, by their identity."""
+        self.layers, self.biases = layers, biases
+        self._owners = {
+            names[id(weight)]: name
+            for name, layer in layers.items()
+            for weight in layer.weights()
+            if id(weight) in names
+        }
+
+    def read_by(self, node: Node) -> dict[str, str]:
+        """The weights of these layers that an operation reads by itself, each with its layer."""
+        return {name: self._owners[name] for name in node.weights if name in self._owners}
+
+    def applied_by(self, node: Node) -> str | None:
+        """The dense layer whose matrix, or its transpose, an operation multiplies by."""
+        read = self.read_by(node)
+        if node.operation not in ("mm", "addmm") or len(read) != 1:
+            return None
+        (name,) = read.values()
+        module, *others = self.layers[name].modules
+        if others or not (isinstance(module, nn.Linear) and is_plain(module, nn.Linear)):
+            return None
+        # The same numbers in memory: neither a part of them, nor a function of them.
+        given = [leaf for leaf in leaves((node.args, node.kwargs)) if isinstance(leaf, Tensor)]
+        weight = module.weight.detach()
+        is_same = any(same_place(tensor, own) for tensor in given for own in (weight, weight.t()))
+        return name if is_same and node.argument("alpha", 1) == 1 else None
+
+
+@final
 class _Way:
     """One way through the network: its rules, with places for the norms of layers."""
 
-    def __init__(
-        self, flow: Flow, norms: Norms, layers: Mapping[str, FoundLayer], biases: HeldBiases
-    ) -> None:
-        self._flow, self._norms, self._biases = flow, norms, biases
+    def __init__(self, flow: Flow, norms: Norms, held: _Held) -> None:
+        self._flow, self._norms, self._biases = flow, norms, held.biases
+        layers = held.layers
         first = {layer.modules[0]: name for name, layer in layers.items()}
         rest = {part for layer in layers.values() for part in layer.modules[1:]}
         within = [node for node in flow.nodes if len(node.inputs) == 1]
         # A layer's norm stands at its first module, and all that belongs to it adds nothing.
-        own = [node for node in within if node.module in first or node.module in rest]
-        self._rules = rules_of(flow, norms, known={node.index: only(node, 1.0) for node in own})
-        self._places = {
-            node.index: first[node.module]
-            for node in own
-            if node.module in first and node.index in self._rules
-        }
+        places = {node.index: first[node.module] for node in within if node.module in first}
+        # So it does where the matrix of a dense layer is used without the layer, as in a decoder
+        # that is the transpose of an encoder.
+        places |= {node.index: name for node in within if (name := held.applied_by(node))}
+        after = [node.index for node in within if node.module in rest]
+        known = {index: only(flow.nodes[index], 1.0) for index in (*places, *after)}
+        self._rules = rules_of(flow, norms, known=known)
+        self._places = {index: name for index, name in places.items() if index in self._rules}
         # Matrices inside recurrent layers, whose rules are functions of all of their norms.
         parts = ((name, layer.modules[0]) for name, layer in layers.items())
         self._inside = {_key(part): name for name, part in parts if isinstance(part, Rows)}
@@ -169,7 +210,12 @@ class _Way:
             if any(_key(part) in self._inside for part in own.values())
         ]
         found = Propagation(flow, norms, self._rules)
-        self.unbounded = [*found.unbounded, *without_bound(flow), *self._read_inside(layers)]
+        self.unbounded = [
+            *found.unbounded,
+            *without_bound(flow),
+            *self._read_inside(layers),
+            *self._read_elsewhere(held),
+        ]
 
     def upper(self, layer_norms: Mapping[str, float]) -> float:
         """The bound of the last node, with a layer's norm at each of its uses."""
@@ -201,6 +247,19 @@ class _Way:
             for node in [self._flow.nodes[index]]
             for source in map(self._flow.nodes.__getitem__, node.inputs)
             if source.module in after and node.module is not after[source.module]
+        ]
+
+    def _read_elsewhere(self, held: _Held) -> list[Unbounded]:
+        """Operations that read a weight whose numbers are unknown, in another way than its layer.
+
+        What they do cannot be said from the layer's norm.
+        """
+        return [
+            Unbounded(node.where, node.operation, _ELSEWHERE.format(weight, layer))
+            for index in self._rules
+            for node in [self._flow.nodes[index]]
+            if index not in self._places
+            for weight, layer in held.read_by(node).items()
         ]
 
 

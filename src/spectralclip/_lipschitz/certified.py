@@ -7,12 +7,13 @@ component of the output, and the difference is its product with a vector of leng
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from spectralclip._common import in_short
 from spectralclip._lipschitz.result import NetworkBound
 
 
@@ -125,7 +126,7 @@ def margin_cross_entropy(
         >>> margin_cross_entropy(logits, labels, lipschitz=1.0, radius=1.0)
         tensor(0.4425)
     """
-    if not 0 < temperature < math.inf:
+    if not 0 < _number(temperature, "temperature") < math.inf:
         raise ValueError(f"temperature must be a positive number, got {temperature!r}.")
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}.')
@@ -152,7 +153,8 @@ def margin_cross_entropy(
 
 
 def _constant(lipschitz: float | NetworkBound) -> float:
-    constant = lipschitz.upper if isinstance(lipschitz, NetworkBound) else float(lipschitz)
+    found = lipschitz.upper if isinstance(lipschitz, NetworkBound) else lipschitz
+    constant = _number(found, "lipschitz")
     if math.isnan(constant) or constant < 0:
         raise ValueError(f"lipschitz must be a number that is not negative, got {constant}.")
     return constant
@@ -160,13 +162,26 @@ def _constant(lipschitz: float | NetworkBound) -> float:
 
 def _threshold(constant: float | Tensor, radius: float) -> float | Tensor:
     """By how much the difference of two logits may change within a radius."""
-    if not 0 <= radius < math.inf:
+    if not 0 <= _number(radius, "radius") < math.inf:
         raise ValueError(f"radius must be a finite number that is not negative, got {radius!r}.")
     # No move changes anything, not even under a constant of infinity.
     return 0.0 if radius == 0 else math.sqrt(2) * radius * constant
 
 
+def _number(value: Any, name: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # the last of tensors with several
+        raise TypeError(f"{name} must be a number, got {in_short(value)}.") from error
+
+
+def _require_tensor(value: object, name: str) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {in_short(value)}.")
+
+
 def _require_classes(logits: Tensor) -> None:
+    _require_tensor(logits, "logits")
     if logits.ndim == 0 or logits.shape[-1] < 2:
         raise ValueError(
             "logits must have at least two classes along the last axis, got shape "
@@ -177,6 +192,7 @@ def _require_classes(logits: Tensor) -> None:
 def _checked_labels(logits: Tensor, labels: Tensor) -> Tensor:
     """The labels with an axis for the classes. Their values are looked at by `_own`."""
     _require_classes(logits)
+    _require_tensor(labels, "labels")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"labels must be integers, got {labels.dtype}: for one-hot rows, argmax.")
     if labels.shape != logits.shape[:-1] or labels.device != logits.device:

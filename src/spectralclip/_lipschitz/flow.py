@@ -52,6 +52,9 @@ class Node:
     # The module, where a call of a known module counts as one operation
     module: nn.Module | None = None
     random: bool = False  # whether a constant among the arguments was drawn at random
+    # Names of the parameters and buffers that constants among the arguments were made of; those of
+    # the module itself are not among them
+    weights: frozenset[str] = frozenset()
     reason: str = ""  # why nothing is known of it, where the recorder has given up
     inputs: tuple[int, ...] = field(init=False)
 

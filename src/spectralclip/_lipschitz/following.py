@@ -65,7 +65,8 @@ def follow(
         stack.enter_context(torch.no_grad())
         stack.enter_context(in_evaluation(model))
         names = {module: name for name, module in bare_modules(model)}
-        recording = Recording(names, [*model.parameters(), *model.buffers()])
+        lasting = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        recording = Recording(names, lasting)
         stack.callback(recording.put_back)
         if hides_tensors((args, kwargs)):
             recording.flow.escapes.append(("", "input", HIDDEN))

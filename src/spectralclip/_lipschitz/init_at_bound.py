@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
 from spectralclip._clipping import InitResult, Targets, init_found_layers_, layer_targets
 from spectralclip._common import positive_number
 from spectralclip._lipschitz.allocation import NetworkRules
-from spectralclip._models import Compose, ExampleInputs, find_layers
+from spectralclip._models import Compose, ExampleInputs, FoundLayer, find_layers
 
 
 def init_at_bound_(
@@ -38,7 +40,8 @@ def init_at_bound_(
 
     Biases of dense layers and convolutions become zero. A layer that is used at several input sizes
     is at the bound at one of them, and within it at the others; so it is with layers that share a
-    weight. Running statistics are taken as they are, and are best those of a new model.
+    weight. Running statistics are taken as they are, and are best those of a new model. Layers with
+    a frozen weight stay as they are, and count at their norms.
 
     Args:
         model: Any module.
@@ -58,8 +61,9 @@ def init_at_bound_(
         by a few times that.
 
     Raises:
-        ValueError: A layer has a parametrized weight, or cannot be brought to its bound; or the
-            network has no bound. The whole model is as it was.
+        ValueError: A layer has a parametrized weight, or cannot be brought to its bound; all
+            layers are frozen, or one that `max_norm` names; or the network has no bound. The whole
+            model is as it was.
 
     Example:
         >>> import torch
@@ -77,10 +81,28 @@ def init_at_bound_(
     """
     if max_norm is not None and max_lipschitz is not None:
         raise ValueError("Give max_norm, or max_lipschitz for the whole network: not both.")
-    layers = find_layers(model, example_inputs, compose)
+    found = find_layers(model, example_inputs, compose)
+    frozen = [name for name, layer in found.items() if _is_frozen(layer)]
+    named = [name for name in frozen if isinstance(max_norm, Mapping) and name in max_norm]
+    if named or len(frozen) == len(found) > 0:
+        raise ValueError(
+            f"The layers {named or frozen} are frozen, and a start is drawn for weights that train "
+            f"alone: call requires_grad_(True) on them{', or leave them out' if named else ''}."
+        )
+    layers = {name: layer for name, layer in found.items() if name not in frozen}
     targets = layer_targets(layers, 1.0 if max_norm is None else max_norm)
     if max_lipschitz is not None:
         whole = positive_number(max_lipschitz, "max_lipschitz")
         rules = NetworkRules(model, example_inputs, layers)
         targets = dict.fromkeys(layers, rules.scale_for(targets, whole))
     return init_found_layers_(layers, targets, generator)
+
+
+def _is_frozen(layer: FoundLayer) -> bool:
+    """Whether a weight that would be drawn is frozen: those of the first module that has some."""
+    first = next((part for part in layer.modules if any(True for _ in part.parameters())), None)
+    return first is not None and not all(
+        parameter.requires_grad
+        for name, parameter in first.named_parameters()
+        if not name.endswith("bias")
+    )

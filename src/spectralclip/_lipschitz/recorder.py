@@ -23,6 +23,7 @@ from spectralclip._lipschitz.recording import (
     RANDOM,
     TOKEN,
     UNSEEN,
+    WEIGHT,
     Recording,
     among,
     entries_apart,
@@ -103,7 +104,7 @@ class Operations(OperationsMode):
         else:
             if name in _DECIDES:
                 recording.decision()
-            self._followed(func, name, noted, output, written, RANDOM in tags)
+            self._followed(func, name, noted, output, written, tags)
             if torch.Tag.inplace_view not in getattr(func, "tags", ()):
                 self._resized(written, sizes)
         return output
@@ -153,7 +154,7 @@ class Operations(OperationsMode):
         noted: tuple[Any, Any],
         output: Any,
         written: Sequence[Tensor],
-        random: bool,
+        tags: frozenset[str],
     ) -> None:
         in_place = bool(written) and name.endswith("_")
         function = out_of_place(func) if in_place else func
@@ -165,9 +166,9 @@ class Operations(OperationsMode):
             lost = function is None or (not in_place and id(tensor) in changed)
             # Where entries share a place, each is written in turn, on top of the others.
             lost = lost or (id(tensor) in changed and not entries_apart(tensor))
-            how = {"item": place if several else None, "random": random}
+            how = {"item": place if several else None, "reason": UNSEEN if lost else ""}
             index = self._recording.add(
-                name, noted, tensor, function=function, reason=UNSEEN if lost else "", **how
+                name, noted, tensor, function=function, **how, **_made_of(tags)
             )
             self._recording.put(tensor, index, write=id(tensor) in changed)
             changed.discard(id(tensor))
@@ -291,7 +292,9 @@ class Functions(TorchFunctionMode):
             output = func(*args, **kwargs)
         if func in _READS_OUT or func in _CHOOSES:
             return output
-        recording.whole(func.__name__, noted, output, function=func, reason=self._whole[func])
+        made_of = _made_of(recording.tags_of((args, kwargs)))
+        how = {"function": func, "reason": self._whole[func], **made_of}
+        recording.whole(func.__name__, noted, output, **how)
         return output
 
 
@@ -299,6 +302,12 @@ def _name(func: Any) -> str:
     """The name of an operation; with its library, where that is not torch's own."""
     own = getattr(func, "namespace", "") == "aten" and hasattr(func, "overloadpacket")
     return func.overloadpacket.__name__ if own else str(func)
+
+
+def _made_of(tags: frozenset[str]) -> dict[str, Any]:
+    """What a node keeps of where its constants come from."""
+    weights = frozenset(tag.removeprefix(WEIGHT) for tag in tags if tag.startswith(WEIGHT))
+    return {"random": RANDOM in tags, "weights": weights}
 
 
 def _unpacked(arguments: Any) -> Any:

@@ -166,7 +166,8 @@ def _attributes(value: Any) -> list[Any]:
     return [*getattr(value, "__dict__", {}).values(), *named]
 
 
-TOKEN, RANDOM = "token", "random"  # what the numbers of a constant come from
+# What the numbers of a constant come from; a parameter or buffer has its name behind the last.
+TOKEN, RANDOM, WEIGHT = "token", "random", "weight "
 UNSEEN = "its memory was written to, or is read, in a way that cannot be followed"
 _NUMBER = "a number is read out of a tensor, and what becomes of it cannot be followed"
 HIDDEN = "an object that is no container holds tensors, which cannot be followed"
@@ -177,14 +178,18 @@ _NO_NUMBERS = "outputs that are not floating-point numbers are left out"
 class Recording:
     """Nodes, and the tensors that they stand for."""
 
-    def __init__(self, names: Mapping[nn.Module, str], lasting: Iterable[Tensor]) -> None:
+    def __init__(self, names: Mapping[nn.Module, str], lasting: Mapping[str, Tensor]) -> None:
         self._nodes: list[Node] = []
         self.flow = Flow(self._nodes, dict(names), [], [], [])
         self.memories = Memories()  # who has written where
         self.path = [""]  # the names of the modules at work, the innermost last
         self.inside = 0  # of how many calls that count as one operation the inside is running
         self._before: dict[int, tuple[Tensor, Tensor]] = {}
-        self._lasting = {tensor.untyped_storage()._cdata for tensor in lasting}
+        # The model's parameters and buffers by the memory that they lie in
+        self._lasting = dict[int, frozenset[str]]()
+        for name, tensor in lasting.items():
+            address = tensor.untyped_storage()._cdata
+            self._lasting[address] = self._lasting.get(address, frozenset()) | {WEIGHT + name}
         self._made: Any = WeakIdKeyDictionary()  # tensor: (node or None, writes before that)
         self._tags: Any = WeakIdKeyDictionary()
         self._size = 0
@@ -327,5 +332,8 @@ class Recording:
             self._tags[tensor] = tags
 
     def tags_of(self, arguments: Any) -> frozenset[str]:
+        """What the numbers of all constants among arguments come from."""
         tensors = [leaf for leaf in leaves(arguments) if isinstance(leaf, Tensor)]
-        return frozenset[str]().union(*(self._tags.get(tensor, ()) for tensor in tensors))
+        found = [self._tags.get(tensor, frozenset[str]()) for tensor in tensors]
+        found += [self._lasting.get(t.untyped_storage()._cdata, frozenset()) for t in tensors]
+        return frozenset[str]().union(*found)

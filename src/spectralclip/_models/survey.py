@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias, final, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from spectralclip._common import Shape
@@ -59,6 +59,15 @@ class FoundLayer:
     def parameters(self) -> list[nn.Parameter]:
         """The parameters of its modules, each once."""
         return list(dict.fromkeys(p for module in self.modules for p in module.parameters()))
+
+    def weights(self) -> list[Tensor]:
+        """Its parameters, apart from its offset."""
+        return [
+            parameter
+            for module in self.modules
+            for name, parameter in module.named_parameters()
+            if not name.endswith("bias")
+        ]
 
 
 class Survey(NamedTuple):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, final
 
-from torch import nn
+from torch import Tensor, nn
 
 from spectralclip._clipping import Certify
-from spectralclip._common import positive_number
+from spectralclip._common import positive_number, some_of
 from spectralclip._lipschitz import (
     HeldBiases,
     NetworkBound,
@@ -79,10 +79,34 @@ class Allocation:
         """Find bounds for the network as it is now, of which these layers are held.
 
         All others count as they are.
+
+        Raises:
+            ValueError: What is not held has changed such that the network's bound cannot be met.
         """
-        if not self.is_for(names) or self._changes():
+        if not self.is_for(names) or self._others():
             self._follow(names)
-        self.bounds = self._solved(self.max_lipschitz)
+        try:
+            self.bounds = self._solved(self.max_lipschitz)
+        except ValueError as error:
+            loose = self.loose()
+            why = f" While training, nothing holds {some_of(loose)}." if loose else ""
+            raise ValueError(f"{error}{why}") from error
+
+    def is_due(self, step: int) -> bool:
+        """Whether to look again at what is not held: statistics settle in the first steps."""
+        return step < EVERY and step & (step - 1) == 0 and bool(self._others())
+
+    def loose(self) -> list[str]:
+        """What training changes, though nothing holds it: parameters and variances, by name."""
+        layers = {id(p) for layer in self._layers.values() for p in layer.parameters()}
+
+        def is_loose(name: str, tensor: Tensor) -> bool:
+            if isinstance(tensor, nn.Parameter):
+                # Of recurrent layers, whose biases have longer names, `Biases` holds what counts.
+                return id(tensor) not in layers and ".bias_" not in f".{name}"
+            return name.endswith("running_var") and self._owner(name).training
+
+        return [name for name, tensor in self._others().items() if is_loose(name, tensor)]
 
     def hold_biases_(self) -> None:
         """Bring the biases that count within what they count at."""
@@ -199,20 +223,24 @@ class Allocation:
         scale = self._rules.scale_for(parts, target)
         return {name: scale * part for name, part in self._parts.items()}
 
-    def _changes(self) -> bool:
-        """Whether something that counts as it is may be another by now: trained, or a statistic."""
+    def _others(self) -> dict[str, Tensor]:
+        """What counts as it is, and may be another by now: it trains, or may be a statistic."""
         modules = [part for name in self.covered for part in self._layers[name].modules]
         held = {id(own) for part in modules for own in (*part.parameters(), *part.buffers())}
         weights = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
         changing = {**weights, **dict(self._model.named_buffers())}
-        return any(
-            id(tensor) not in held and not self._is_shift(name) for name, tensor in changing.items()
-        )
+        return {
+            name: tensor
+            for name, tensor in changing.items()
+            if id(tensor) not in held and not self._is_shift(name)
+        }
 
     def _is_shift(self, name: str) -> bool:
         """Whether no norm depends on it: a bias, but not what a module of one's own calls so."""
-        owner, _, own = name.rpartition(".")
-        if own not in ("bias", "running_mean", "num_batches_tracked"):
+        if name.rpartition(".")[2] not in ("bias", "running_mean", "num_batches_tracked"):
             return False
-        where = type(self._model.get_submodule(owner)).__module__
+        where = type(self._owner(name)).__module__
         return where.startswith(("torch.nn.", f"{_PACKAGE}.nn."))
+
+    def _owner(self, name: str) -> nn.Module:
+        return self._model.get_submodule(name.rpartition(".")[0])

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from spectralclip._clipping import Targets, layer_targets
-from spectralclip._common import checked_seed
+from spectralclip._common import checked_seed, some_of
 from spectralclip._models import (
     ExampleInputs,
     FoundLayer,
@@ -23,7 +23,7 @@ from spectralclip._operators import plain_numerics
 from spectralclip._training.allocation import EVERY, Allocation
 from spectralclip._training.attachment import LIVE, Attachment, Schedule
 from spectralclip._training.biases import Biases
-from spectralclip._training.distributed.sharing import is_trained, weights_of
+from spectralclip._training.distributed.sharing import is_trained
 from spectralclip._training.method import Method, warn
 from spectralclip._training.optimizers import (
     Optimizers,
@@ -126,13 +126,13 @@ def attach(
     _warn_of_another(layers, optimizers)
     allocation = None
     if max_lipschitz is not None:
-        covered = [name for name, one in layers.items() if is_trained(one, weights_of(one), held)]
+        covered = [name for name, one in layers.items() if is_trained(one, one.weights(), held)]
         biases = Biases(bare, layers, optimizers)
         allocation = Allocation(
             bare, example_inputs, max_lipschitz, layers, bounds, covered, biases
         )
         bounds = allocation.bounds
-        _warn_of_other_weights(bare, layers)
+        _warn_of_loose(allocation.loose())
     attachment = Attachment(
         method, bare, layers, optimizers, bounds, schedule, seed, example_inputs, allocation
     )
@@ -233,18 +233,18 @@ def _warn_of_uncovered(attachment: Attachment) -> None:
         )
 
 
-def _warn_of_other_weights(model: nn.Module, layers: Mapping[str, FoundLayer]) -> None:
-    """Name the matrices and kernels that train outside of layers, as by `F.linear(x, weight)`."""
-    held = {id(p) for layer in layers.values() for p in layer.parameters()}
-    free = [
-        name
-        for name, weight in model.named_parameters()
-        if weight.requires_grad and weight.ndim > 1 and id(weight) not in held
-    ]
-    if free:
+def _warn_of_loose(names: Sequence[str]) -> None:
+    """Name what trains outside of layers, as in `F.linear(x, weight)`, and statistics that move."""
+    if names:
+        remedy = (
+            " Batch norms are held by SpectralClip where their factors train; CenterNorm, put in "
+            "by replace_batch_norms_(), has nothing to hold."
+        )
         warn(
-            f"The weights {free} are trained, and are not held: max_lipschitz counts them as they "
-            f"are, and measures them every {EVERY} steps. In between the network may exceed it."
+            f"{some_of(names)} change as the network trains, and are not held: max_lipschitz "
+            f"counts them as they are, and looks again after 1, 2, 4, ... and every {EVERY} steps. "
+            "In between the network may exceed it."
+            + (remedy if any(name.endswith("running_var") for name in names) else "")
         )
 
 

@@ -89,7 +89,7 @@ class Attachment:
             for index in range(len(optimizers.given))
             for depth, member in enumerate(optimizers.family(index))
         ]
-        self._versions = self._weight_versions()
+        self._versions, self._kinds = self._weight_versions(), self._weight_kinds()
         LIVE.add(self)
 
     @property
@@ -177,23 +177,24 @@ class Attachment:
                 trained on. It runs as in evaluation.
         """
         spread, gain = spread_and_gain(self._model, inputs)
-        norms, pressures = self.norms(), self.pressures()
+        norms, pressures = {**self._norms_at_start(), **self.norms()}, self.pressures()
         layers = {
             name: LayerReport(norms.get(name), bound, pressures.get(name))
             for name, bound in self.max_norms.items()
         }
-        known = {name: norms.get(name, bound) for name, bound in self.max_norms.items()}
-        bound = bound_by_rules(self._model, self._example_inputs, self.layers, known)
+        bound = None
+        if norms.keys() >= layers.keys():
+            bound = bound_by_rules(self._model, self._example_inputs, self.layers, norms)
         return TrainingReport(self.steps, layers, bound, self.max_lipschitz, spread, gain)
 
     @plain_numerics()
     def foreseen_spread(self) -> float | None:
         """How much outputs will differ over standard normal inputs; None where it is not known."""
-        own, norms = self._sharing.weights(), self._running().norms()
+        own, norms = self._sharing.weights(), self._norms_at_start()
         if not self._sharing.is_alone or not all(map(self._is_watched, own.values())):
             return None
         bounds = self._bounds_at(0)
-        known = {name: norm for name, norm in norms.items() if norm > 0 and own[name]}
+        known = {name: norm for name, norm in norms.items() if own[name]}
         scales = [(id(own[name][0]), bounds[name] / norm) for name, norm in known.items()]
         return foreseen_spread(self._model, self._example_inputs, scales)
 
@@ -209,12 +210,15 @@ class Attachment:
             "steps": list(self._counts),
             "norms": {n: [float(x), x.is_checked, x.step] for n, x in self._norms.items()},
             "layers": states,
+            "pressures": self.pressures(),
             "allocation": None if self._allocation is None else self._allocation.state(),
         }
 
     @plain_numerics()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned, for the same method on the same model.
+
+        The model's own state is to be loaded before.
 
         Raises:
             TypeError: It is something else.
@@ -240,6 +244,9 @@ class Attachment:
             name: NormEstimate(value, is_checked=bool(is_checked), step=int(step))
             for name, (value, is_checked, step) in state["norms"].items()
         }
+        own = self._sharing.weights()
+        watched = {n: held_of(self.found[n]) for n in self.layers if self._is_watched(own[n])}
+        self._pressure.go_on(state["pressures"], self.steps, watched)
 
     @plain_numerics()
     def finalize(self, *, certify: Certify = False, tol: float = 1e-3) -> dict[str, ClipResult]:
@@ -334,6 +341,20 @@ class Attachment:
         """How often each weight has been written to, by whomever."""
         return [w._version for weights in self._sharing.weights().values() for w in weights]
 
+    def _weight_kinds(self) -> dict[str, list[str]]:
+        """The type and the device of each layer's weights."""
+        own = self._sharing.weights().items()
+        return {name: [f"{w.dtype} on {w.device}" for w in weights] for name, weights in own}
+
+    def _refuse_converted(self, error: RuntimeError) -> None:
+        """Name a layer that was converted or moved, as what makes a step fail."""
+        for name, now in self._weight_kinds().items():
+            if now != self._kinds[name]:
+                raise RuntimeError(
+                    f"Layer {name!r} has become {now[0]}, and was {self._kinds[name][0]} when the "
+                    "method was attached: convert or move a model first, and then attach."
+                ) from error
+
     def _running(self) -> MethodState:
         if self._state is None:
             raise RuntimeError(
@@ -362,7 +383,11 @@ class Attachment:
         self._worked |= dict.fromkeys(mine, step)
 
         def work() -> dict[str, NormEstimate]:
-            running.after_step(step, mine)
+            try:
+                running.after_step(step, mine)
+            except RuntimeError as error:
+                self._refuse_converted(error)
+                raise
             return {} if self._sharing.is_alone else self._known(running.known_norms(), mine)
 
         own = self._sharing.weights()
@@ -380,7 +405,9 @@ class Attachment:
             allocation.hold_biases_()
             if step % EVERY == 0:
                 allocation.reallocate(self.norms(), self.pressures())
-                self._bounds = dict(allocation.bounds)
+            elif allocation.is_due(step):
+                allocation.cover(self._sharing.moving())
+            self._bounds = dict(allocation.bounds)
 
     def _known(self, norms: dict[str, float], names: Iterable[str]) -> dict[str, NormEstimate]:
         """The norms of some layers, with what is known of them."""
@@ -391,6 +418,12 @@ class Attachment:
                 step = checked.get(name, self._worked[name])
                 found[name] = NormEstimate(norms[name], is_checked=name in checked, step=step)
         return found
+
+    def _norms_at_start(self) -> dict[str, float]:
+        """What the method has measured of layers, stepped or not; nothing where it is not alone."""
+        if self._state is None or not self._sharing.is_alone:
+            return {}
+        return {name: norm for name, norm in self._state.norms().items() if norm > 0}
 
     @plain_numerics()
     def _read_norms(self) -> None:

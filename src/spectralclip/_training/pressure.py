@@ -51,6 +51,12 @@ class Pressure:
         """The shares that are known."""
         return {name: float(share) for name, share in self._shares.items()}
 
+    def go_on(self, shares: Mapping[str, float], step: int, weights: Weights) -> None:
+        """Go on after a step, from shares that were read then and the weights of that time."""
+        self._shares = {name: torch.tensor(float(share)) for name, share in shares.items()}
+        self._start = {name: _copies(own) for name, own in weights.items() if _begins(step)}
+        self._moved = {}
+
 
 def _begins(step: int) -> bool:
     return (step + 1) % EVERY == 0 or step == 1

@@ -54,7 +54,7 @@ class TrainingReport:
         step: The number of steps done.
         layers: The layers that are held, by name.
         bound: The bound of the network by the rules of `lipschitz_bounds`, with the norms of the
-            layers as estimated; None where the network has no bound.
+            layers as estimated; None where the network has no bound, or a norm is not known yet.
         max_lipschitz: What it is held at, if it is.
         spread: How much scores differ from input to input: their standard deviation over the
             inputs, as the root mean square over the outputs.

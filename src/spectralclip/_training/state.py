@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_KEYS = ("method", "steps", "norms", "layers")
+_KEYS = ("method", "steps", "norms", "layers", "pressures")
 _ALLOCATION = ("parts", "reach", "bounds")
 _ORIGIN = "it is not from Attachment.state_dict()"
 
@@ -51,11 +51,13 @@ def require_state(
             f"The state is of {len(steps)} optimizers, and this attachment is to {optimizers}: "
             "attach to as many as the state was made with."
         )
-    for key in ("norms", "layers"):
+    for key in ("norms", "layers", "pressures"):
         if not isinstance(state[key], Mapping):
             raise TypeError(
                 f"{key!r} of the state must be a dict by layer, got {_kind(state[key])}: {_ORIGIN}."
             )
+    if not all(map(_is_number, state["pressures"].values())):
+        raise TypeError(f"'pressures' of the state must be numbers by layer: {_ORIGIN}.")
     if for_network:
         _require_allocation(state.get("allocation"))
     elif state.get("allocation") is not None:

@@ -13,7 +13,7 @@ from spectralclip._models import FoundLayer, local, reshard_, stand_in
 from spectralclip._training.distributed.consensus import Assignment, Report
 from spectralclip._training.distributed.layout import Layout, layout_of
 from spectralclip._training.distributed.process_group import ProcessGroup
-from spectralclip._training.distributed.sharing import Divided, Moved, weights_of
+from spectralclip._training.distributed.sharing import Divided, Moved
 from spectralclip._training.momentum import Momentum, Part, project_outward_, whole_and_part
 from spectralclip._training.optimizers import Optimizers
 
@@ -40,7 +40,7 @@ class Sharded(Divided):
         self._model = model
         self._layouts = [layout_of(p, group.ranks) for p in self._assignment.parameters]
         # Later, the modules may have weights that a forward pass has gathered.
-        self._weights = {name: weights_of(layer) for name, layer in layers.items()}
+        self._weights = {name: layer.weights() for name, layer in layers.items()}
         self._directions: dict[int, list[tuple[Part | None, Tensor]]] = {}
         self._wholes = {
             n: nn.Parameter(_like(parameter), parameter.requires_grad)

@@ -105,7 +105,7 @@ class Alone(Sharing):
         return self._layers
 
     def weights(self) -> Mapping[str, Sequence[Tensor]]:
-        return {name: weights_of(layer) for name, layer in self._layers.items()}
+        return {name: layer.weights() for name, layer in self._layers.items()}
 
     def project_momenta(self, moved: Sequence[Moved]) -> None:
         """Change what the optimizer remembers, now."""
@@ -155,23 +155,13 @@ def project_momenta_(optimizers: Optimizers, moved: Sequence[Moved]) -> list[Ten
     return changed
 
 
-def weights_of(layer: FoundLayer) -> list[Tensor]:
-    """The parameters of a layer, apart from its offset."""
-    return [
-        parameter
-        for module in layer.modules
-        for name, parameter in module.named_parameters()
-        if not name.endswith("bias")
-    ]
-
-
 def held_of(layer: FoundLayer) -> list[Tensor]:
-    """The same, of which only what is the layer's, where it has a part of them alone."""
+    """The weights of a layer; of those that it has a part of alone, that part."""
     with torch.no_grad():
         if isinstance(layer.modules[0], Rows):
             return [layer.modules[0].weight]
         factors = [part for part in layer.modules if isinstance(part, Factor)]
-        return [view for factor in factors for view in factor.views()] or weights_of(layer)
+        return [view for factor in factors for view in factor.views()] or layer.weights()
 
 
 def is_trained(layer: FoundLayer, weights: Sequence[Tensor], held: set[int] | None) -> bool:

@@ -22,7 +22,6 @@ from spectralclip._training.distributed.sharing import (
     Sharing,
     is_trained,
     project_momenta_,
-    weights_of,
 )
 from spectralclip._training.optimizers import Optimizers
 
@@ -90,7 +89,7 @@ class Replicated(Divided):
         return self._assignment.mine
 
     def weights(self) -> Mapping[str, Sequence[Tensor]]:
-        return {name: weights_of(layer) for name, layer in self._assignment.layers.items()}
+        return {name: layer.weights() for name, layer in self._assignment.layers.items()}
 
     def project_momenta(self, moved: Sequence[Moved]) -> None:
         """Change what the optimizer remembers here; the others hear of it after the work."""
@@ -154,7 +153,7 @@ def _descriptions(layers: Mapping[str, FoundLayer], optimizers: Optimizers) -> d
         claims[f"shapes of the weights of layer {name!r}"] = shapes
         claims[f"shapes of the inputs of layer {name!r}"] = layer.in_shapes
         claims[f"training of layer {name!r}"] = is_trained(
-            layer, weights_of(layer), optimizers.held()
+            layer, layer.weights(), optimizers.held()
         )
     return claims
 
