@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -44,6 +46,39 @@ def test_lengths_of_moves_are_kept(module: nn.Module) -> None:
     assert float(back.norm()) == pytest.approx(float(gradient.norm()))
     bound = lipschitz_bounds(module, torch.randn(2, 6, 2), local=False)
     assert bound.upper == 1.0
+
+
+@pytest.mark.filterwarnings("ignore")  # of what torch calls deprecated
+def test_derivatives_of_every_kind_and_order() -> None:
+    x = numbers(3, 8).requires_grad_()
+    assert torch.autograd.gradcheck(MaxMin(), x, check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(MaxMin(), x)
+
+
+def test_equal_numbers_stay_where_they_are() -> None:
+    x = torch.ones(1, 4, requires_grad=True)
+    (back,) = torch.autograd.grad(MaxMin()(x), x, torch.arange(4.0)[None])
+    assert torch.equal(back, torch.arange(4.0)[None])
+
+
+@pytest.mark.filterwarnings("ignore")  # of what torch calls deprecated
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        torch.jit.script,
+        lambda module: torch.jit.trace(module, torch.zeros(2, 8)),
+        lambda module: torch.compile(module, fullgraph=True, backend="aot_eager"),
+        lambda module: torch.export.export(module, (torch.zeros(3, 8),)).module(),
+        lambda module: torch.func.vmap(module),
+    ],
+    ids=["script", "trace", "compile", "export", "vmap"],
+)
+def test_compiled_it_is_the_same(compiled: Any) -> None:
+    module, x = nn.Sequential(MaxMin(-1)), numbers(3, 8).float().requires_grad_()
+    found = compiled(module)(x)
+    assert torch.equal(found, module(x))
+    both = (torch.autograd.grad(y.square().sum(), x)[0] for y in (found, module(x)))
+    assert torch.equal(*both)
 
 
 @pytest.mark.parametrize("module", [MaxMin(), GroupSort(3)], ids=str)
