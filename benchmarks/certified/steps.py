@@ -1,9 +1,9 @@
 """What a step takes, of all competitors in turns in one process, and how many fit into the time.
 
 Some methods do more at some steps than at others: FastClip and Parametrize every 100, SpectralClip
-now and then. So many rounds are counted as one period has, after a few to begin with. The time of a
-step is the median of its wall times, multiplied by what the mean of its processor times is above
-their median: this counts what comes now and then, and not what other programs did meanwhile.
+now and then. So many rounds are counted as one period has, after a few to begin with; what takes
+seconds, and as long at each step, takes part in every fifth. The time of a step is what
+`seconds_of` makes of them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from benchmarks.certified.recipe import QUICK, Recipe
 from benchmarks.certified.training import Task, Training
 from benchmarks.common.images import data
 from benchmarks.common.session import Session
+from experiments.measuring.stopwatch import Times, seconds_of
 
 WARM_UP, ROUNDS = 20, 100
 QUICK_WARM_UP, QUICK_ROUNDS = 1, 3
+SLOW, SKIPPED = 1.5, 5  # seconds of a step, and in which of the rounds it is taken then
 RATE = 1e-3  # of the steps that are timed: what they cost does not depend on it
 
 
@@ -37,16 +39,20 @@ def measure(session: Session, folder: Path, only: Collection[str]) -> dict[str, 
         if name in only
     ]
     trainings = {task.competitor: Training(task, dataset, part) for task in tasks}
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in trainings}
+    times = {name: Times() for name in trainings}
+    taken: dict[str, float] = {}  # by the last step of each
     for round_ in range(warm_up + rounds):
         shift = round_ % len(trainings)
         order = list(trainings)
         for name in order[shift:] + order[:shift]:
+            if taken.get(name, 0.0) > SLOW and round_ % SKIPPED:
+                continue
             wall, processor = time.perf_counter(), time.process_time()
             trainings[name].step()
+            now = time.perf_counter(), time.process_time()
+            taken[name] = now[0] - wall
             if round_ >= warm_up:
-                now = time.perf_counter(), time.process_time()
-                times[name].append((now[0] - wall, now[1] - processor))
+                times[name].append((taken[name], now[1] - processor))
         if (round_ + 1) % 10 == 0:
             session.say(f"steps: {round_ + 1}/{warm_up + rounds} rounds")
     rows = [_row(name, found) for name, found in times.items()]
@@ -55,22 +61,16 @@ def measure(session: Session, folder: Path, only: Collection[str]) -> dict[str, 
     return {"recipe": tasks[0].described()["recipe"], "rounds": rounds, "rows": rows}
 
 
-def _row(name: str, times: list[tuple[float, float]]) -> dict[str, Any]:
+def _row(name: str, times: Times) -> dict[str, Any]:
     walls, processors = zip(*times, strict=True)
     return {
         "competitor": name,
-        "step_seconds": seconds_of(walls, processors),
+        "step_seconds": seconds_of(times),
         "median_seconds": statistics.median(walls),
         "mean_seconds": statistics.fmean(walls),
         "median_cpu_seconds": statistics.median(processors),
         "mean_cpu_seconds": statistics.fmean(processors),
     }
-
-
-def seconds_of(walls: tuple[float, ...], processors: tuple[float, ...]) -> float:
-    """What a step takes on average where nothing else runs."""
-    spread = statistics.fmean(processors) / statistics.median(processors)
-    return statistics.median(walls) * max(1.0, spread)
 
 
 def steps_within(part: dict[str, Any], minutes: float) -> dict[str, int]:

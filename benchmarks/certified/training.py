@@ -69,7 +69,14 @@ class Training(Learner):
         rates = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule(recipe, task.steps))
         loss = partial(loss_of, recipe)
         super().__init__(
-            model, optimizer, rates, loss, part=part, batch=recipe.batch, seed=task.seed
+            model,
+            optimizer,
+            rates,
+            loss,
+            part=part,
+            batch=recipe.batch,
+            seed=task.seed,
+            shift=recipe.shift,
         )
 
 

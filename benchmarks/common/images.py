@@ -37,14 +37,15 @@ def held_out(dataset: Dataset, count: int) -> tuple[Labelled, Labelled]:
 
 
 def batches(
-    part: Labelled, size: int, generator: torch.Generator
+    part: Labelled, size: int, generator: torch.Generator, shift: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pixels in [0, 1], cropped and flipped, without end: each image once in an epoch."""
+    """Pixels in [0, 1], shifted and mirrored, without end: each image once in an epoch."""
     images, labels = part
     while True:
         order = torch.randperm(len(labels), generator=generator)
         for chosen in order[: len(order) // size * size].split(size):
-            yield crop_and_flip(images[chosen], generator).float() / 255, labels[chosen]
+            moved = crop_and_flip(images[chosen], generator, padding=shift)
+            yield moved.float() / 255, labels[chosen]
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ class Learner:
         part: The images that are trained on.
         batch: How many at a time.
         seed: Of their order.
+        shift: By how many pixels they are moved at most, besides being mirrored.
     """
 
     def __init__(
@@ -36,11 +37,12 @@ class Learner:
         part: Labelled,
         batch: int,
         seed: int,
+        shift: int,
     ) -> None:
         self.model = model
         self._optimizer, self._rates, self._loss = optimizer, rates, loss
         self._batches: Iterator[tuple[Tensor, Tensor]] = batches(
-            part, batch, torch.Generator().manual_seed(1000 + seed)
+            part, batch, torch.Generator().manual_seed(1000 + seed), shift
         )
 
     def step(self) -> float:

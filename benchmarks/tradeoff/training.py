@@ -30,6 +30,7 @@ from spectralclip import find_layers, lipschitz_bounds
 
 PGD_IMAGES = 500  # the first ones of the test
 LOCAL_IMAGES = 8  # where the Jacobian is looked at
+SHIFT = 4  # pixels by which images are moved at most, besides being mirrored
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ class Training(Learner):
             part=part,
             batch=recipe.batch,
             seed=task.seed,
+            shift=SHIFT,
         )
 
 

@@ -6,7 +6,6 @@ else the machine does meanwhile, it does to all of them.
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -14,10 +13,9 @@ from typing import Any
 
 from experiments import training
 from experiments.experiment import Config, Context, Result
-from experiments.measuring.stopwatch import Stopwatch
+from experiments.measuring.stopwatch import Stopwatch, Times, seconds_of, share_of
 
 TIMED = "step"
-Times = list[tuple[float, float]]  # seconds of each step by the clock, and of the processor
 
 
 def name_of(config: Mapping[str, Any]) -> str:
@@ -71,19 +69,3 @@ def _timed_step(steps: Iterator[None]) -> tuple[float, float]:
     wall, own = time.perf_counter(), time.process_time()
     next(steps)
     return time.perf_counter() - wall, time.process_time() - own
-
-
-def seconds_of(times: Times) -> float:
-    """What a step takes on the average where nothing else runs.
-
-    The median by the clock does not count what others did meanwhile, nor what a method does once in
-    a hundred steps. That is what the mean of the processor's times is above their median.
-    """
-    walls, own = [wall for wall, _ in times], [own for _, own in times]
-    rare = statistics.fmean(own) / max(statistics.median(own), 1e-9)
-    return statistics.median(walls) * max(1.0, rare)
-
-
-def share_of(times: Times) -> float:
-    """Which share of a core most steps had."""
-    return statistics.median(own / max(wall, 1e-9) for wall, own in times)

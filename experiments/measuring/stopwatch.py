@@ -18,6 +18,7 @@ UNDISTURBED = (
     f"Runs that had other cells beside them, or less than {100 * OWN_CORE:.0f} % of a core, do not "
     "count."
 )
+Times = list[tuple[float, float]]  # seconds of each step by the clock, and of the processor
 # A process that takes less than this share of a core while another is timed is at rest.
 AT_REST = 0.1
 
@@ -74,6 +75,22 @@ class Stopwatch:
             "threads": threads,
             "cells_beside": self.beside(),
         }
+
+
+def seconds_of(times: Times) -> float:
+    """What a step takes on the average where nothing else runs.
+
+    The median by the clock does not count what others did meanwhile, nor what a method does once in
+    a hundred steps. That is what the mean of the processor's times is above their median.
+    """
+    walls, own = [wall for wall, _ in times], [own for _, own in times]
+    rare = statistics.fmean(own) / max(statistics.median(own), 1e-9)
+    return statistics.median(walls) * max(1.0, rare)
+
+
+def share_of(times: Times) -> float:
+    """Which share of a core most steps had."""
+    return statistics.median(own / max(wall, 1e-9) for wall, own in times)
 
 
 def undisturbed(records: Sequence[Record]) -> list[Record]:

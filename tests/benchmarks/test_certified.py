@@ -18,7 +18,7 @@ from benchmarks.certified import rates
 from benchmarks.certified.competitors import COMPETITORS, NONE, OURS, finish
 from benchmarks.certified.recipe import QUICK, Recipe, network, schedule
 from benchmarks.certified.render import render
-from benchmarks.certified.steps import seconds_of, steps_within
+from benchmarks.certified.steps import steps_within
 from benchmarks.certified.training import Task, Training, said
 from benchmarks.common import training_runs as runs
 from benchmarks.common.command import seconds_of as seconds_given
@@ -102,20 +102,23 @@ def test_the_rate_rises_once_and_falls_to_zero(steps: int) -> None:
 
 def test_an_epoch_has_each_image_once() -> None:
     part = torch.zeros(12, 3, 8, 8, dtype=torch.uint8), torch.arange(12)
-    drawn = batches(part, 4, torch.Generator().manual_seed(0))
+    drawn = batches(part, 4, torch.Generator().manual_seed(0), 4)
     labels = torch.cat([next(drawn)[1] for _ in range(3)])
     assert sorted(labels.tolist()) == list(range(12))
     assert labels.tolist() != list(range(12))
 
 
+def test_images_that_are_not_moved_are_mirrored() -> None:
+    images = torch.arange(64 * 12, dtype=torch.uint8).reshape(64, 1, 3, 4)
+    drawn, labels = next(batches((images, torch.arange(64)), 64, torch.Generator(), 0))
+    found = [
+        ((drawn * 255).round() == form[labels].float()).all(dim=(1, 2, 3))
+        for form in (images, images.flip(3))
+    ]
+    assert bool((found[0] ^ found[1]).all()) and 20 < int(found[0].sum()) < 44
+
+
 # --- Times --------------------------------------------------------------------------------
-
-
-def test_work_that_comes_now_and_then_counts_and_other_programs_do_not() -> None:
-    steady, now_and_then = (0.1,) * 10, (0.1,) * 9 + (0.6,)
-    assert seconds_of(steady, steady) == pytest.approx(0.1)
-    assert seconds_of(now_and_then, steady) == pytest.approx(0.1)
-    assert seconds_of(now_and_then, now_and_then) == pytest.approx(0.15)
 
 
 def test_as_many_steps_as_fit() -> None:

@@ -14,7 +14,8 @@ from experiments import figure_layer_norms
 from experiments.experiment import Context
 from experiments.figure_layer_norms.grid import DLA_CIFAR
 from experiments.figure_layer_norms.measured import seconds, timed
-from experiments.figure_layer_norms.run import name_of, seconds_of, share_of
+from experiments.figure_layer_norms.run import name_of
+from experiments.measuring.stopwatch import seconds_of, share_of
 from experiments.store import Store
 
 FIGURE_3 = ("figure_layer_norms", "table_resnet", "table_dla")
