@@ -22,13 +22,12 @@ def grid(scale: Scale) -> list[Config]:
     if scale != "desk":
         return [*_configs(scale, datasets, METHODS), *_bare(scale, datasets, METHODS)]
     ours = METHODS[len(PAPERS) :]
-    found = [
+    return [
         *_configs(scale, datasets, PAPERS),
         *_bare(scale, datasets, PAPERS),
         *_configs(scale, datasets, ours, seeds=1),
         *_bare(scale, datasets, ours, seeds=1),
     ]
-    return sorted(found, key=lambda config: config["seed"])
 
 
 def _configs(
