@@ -3,6 +3,8 @@
 Each of four rates is tried in one short run, of a twentieth of the steps that the competitor has
 and with the whole schedule, without the last 5,000 training images. The rate with the highest
 certified accuracy at 36/255 on these is taken; between equals, the one with the highest accuracy.
+A network that has not learned is taken only where none has: one that always says the same is
+certified wherever that is right.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from benchmarks.certified.recipe import QUICK, Recipe
 from benchmarks.certified.training import RADII, Task, said, train
 from benchmarks.common.session import Session
 from benchmarks.common.training_runs import Found, run_all
+from experiments.accuracy.grid import UNTRAINED
 
 RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 SHARE = 0.05  # of the steps
@@ -81,9 +84,10 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
 def chosen(found: Found) -> dict[str, float]:
     """The best rate of each competitor all of whose runs are over, one way or another."""
     waiting = {name.split(",")[0] for name in found.left}
-    best: dict[str, tuple[float, float, float]] = {}
+    best: dict[str, tuple[bool, float, float, float]] = {}
     for row in found.rows:
         name = row["task"]["competitor"]
-        score = row["certified"][str(RADII[0])], row["accuracy"], row["task"]["rate"]
+        certified, accuracy = row["certified"][str(RADII[0])], row["accuracy"]
+        score = accuracy > UNTRAINED, certified, accuracy, row["task"]["rate"]
         best[name] = max(best.get(name, score), score)
     return {name: score[-1] for name, score in best.items() if name not in waiting}

@@ -12,6 +12,7 @@ from benchmarks.certified.recipe import Recipe
 from benchmarks.certified.training import LOCAL_IMAGES, RADII
 from benchmarks.common.pages import Row, grouped, number, table
 from benchmarks.common.training_pages import failed_runs, machines, missing, percent
+from experiments.accuracy.grid import UNTRAINED
 
 INTRODUCTION = """\
 # Certified accuracy at equal time
@@ -236,7 +237,8 @@ RATES = """\
 
 One rule for all: each rate is tried in one run of {share:g} % of the steps, with the whole
 schedule, on the training images without the last {held_out:,}. The rate with the highest certified
-accuracy at 36/255 on these is taken, and between equals the one with the highest accuracy. In the
+accuracy at 36/255 on these is taken, and between equals the one with the highest accuracy; a
+network at {untrained:.0f} % or below has not learned, and is taken only where none has. In the
 table: certified accuracy in percent, with the accuracy in brackets; the rate taken is bold.
 """
 
@@ -251,7 +253,9 @@ def _rates(part: Row | None) -> str:
         cells = [_tried(found.get(rate), bold=rate == taken) for rate in part["tried"]]
         body.append([name, str(rows[0]["steps"]), *cells])
     header = ["", "steps", *[f"{rate:g}" for rate in part["tried"]]]
-    text = RATES.format(share=100 * part["share"], held_out=part["held_out"])
+    text = RATES.format(
+        share=100 * part["share"], held_out=part["held_out"], untrained=100 * UNTRAINED
+    )
     text += "\n" + table(header, body)
     ends = (min(part["tried"]), max(part["tried"]))
     at_ends = [name for name, rate in part["chosen"].items() if rate in ends]

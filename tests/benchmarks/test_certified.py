@@ -160,10 +160,16 @@ def test_the_rate_with_the_most_certified_is_taken_and_accuracy_decides_between_
     def at(name: str, rate: float, *found: float) -> dict[str, Any]:
         return row(task(name, rate=rate), *found)
 
-    ours = [at(OURS, 0.1, 0.2, 0.9), at(OURS, 0.2, 0.3, 0.1), at(OURS, 0.3, 0.1, 0.1)]
+    ours = [at(OURS, 0.1, 0.2, 0.9), at(OURS, 0.2, 0.3, 0.3), at(OURS, 0.3, 0.1, 0.3)]
     none = [at(NONE, 0.1, 0.0, 0.5), at(NONE, 0.2, 0.0, 0.6), at(NONE, 0.3, 0.0, 0.2)]
     waiting = Found([*ours, *none, at("AOL", 0.1, 0.5)], [], ["AOL, rate 0.2, seed 100"])
     assert rates.chosen(waiting) == {OURS: 0.2, NONE: 0.2}
+
+
+def test_a_rate_that_does_not_learn_is_taken_only_where_none_does() -> None:
+    constant, learned = row(task(OURS, rate=0.1), 0.1, 0.1), row(task(OURS, rate=0.2), 0.01, 0.4)
+    assert rates.chosen(Found([learned, constant], [], [])) == {OURS: 0.2}
+    assert rates.chosen(Found([constant], [], [])) == {OURS: 0.1}
 
 
 @pytest.fixture
