@@ -121,15 +121,28 @@ def interval(
         raise ValueError(
             f"interval expected finite values, got {list(values)}; leave out the runs that failed."
         )
-    found = summary(values)
-    if found.std is None:
+    found, spread = summary(values), spread_of(values, step=step, shared=shared)
+    if spread is None:
         return Interval(found.count, found.mean, -math.inf, math.inf, level)
-    spread = Spread(found.std, found.count - 1)
+    half = half_width(spread, found.count, level)
+    return Interval(found.count, found.mean, found.mean - half, found.mean + half, level)
+
+
+def spread_of(values: Sequence[float], *, step: float, shared: Spread | None) -> Spread | None:
+    """The standard deviation that an interval rests on, as for `interval`; None for one value."""
+    own = summary(values).std
+    if own is None:
+        return None
+    spread = Spread(own, len(values) - 1)
     if shared is not None and not _is_larger(spread, shared):
         spread = shared
+    return Spread(max(spread.std, step), spread.freedom)
+
+
+def half_width(spread: Spread, count: int, level: float = LEVEL) -> float:
+    """How far Student's interval for the mean of `count` values reaches to either side."""
     quantile = float(special.stdtrit(spread.freedom, 0.5 + level / 2))
-    half = quantile * max(spread.std, step) / math.sqrt(found.count)
-    return Interval(found.count, found.mean, found.mean - half, found.mean + half, level)
+    return quantile * spread.std / math.sqrt(count)
 
 
 def _is_larger(own: Spread, shared: Spread) -> bool:

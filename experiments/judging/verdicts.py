@@ -25,6 +25,7 @@ from typing import Any
 
 from experiments.experiment import Record, Verdict
 from experiments.judging import statistics
+from experiments.judging.power import MOST, seeds_to_tell
 
 RULE = (
     "Reproduced if every 95 % interval over seeds lies above zero; contradicted if one lies below "
@@ -57,6 +58,10 @@ class Question:
     def interval(self, level: float = statistics.LEVEL) -> statistics.Interval:
         """The interval of the mean."""
         return statistics.interval(self.values, level=level, step=self.step, shared=self.shared)
+
+    def seeds_to_tell(self, level: float = statistics.LEVEL) -> float:
+        """With how many seeds the interval would leave zero out, as things stand."""
+        return seeds_to_tell(self.values, level=level, step=self.step, shared=self.shared)
 
     def words(self) -> str:
         """The name, the mean and its 95 % interval."""
@@ -100,7 +105,20 @@ def judge(questions: Sequence[Question]) -> Verdict:
     if all(len(question.values) < 2 for question in asked):
         return Verdict("not at this scale", f"One seed, no interval: {_shown(_weakest(asked))}")
     rest = [question for question in asked if question not in above]
-    return Verdict("not at this scale", f"Undecided in {_listed(_weakest(rest), len(questions))}")
+    reason = f"Undecided in {_listed(_weakest(rest), len(questions))}"
+    return Verdict("not at this scale", f"{reason} {_what_it_takes(asked, level)}")
+
+
+def _what_it_takes(questions: Sequence[Question], level: float) -> str:
+    """How many seeds would decide a claim, if means and spreads stay as they are."""
+    below = [question for question in questions if question.interval().mean <= 0]
+    if below:
+        kind, seeds = "contradict", min(question.seeds_to_tell(level) for question in below)
+    else:
+        kind, seeds = "reproduce", max(question.seeds_to_tell() for question in questions)
+    if math.isinf(seeds):
+        return f"If means and spreads stay, more than {MOST} seeds would be needed to {kind} it."
+    return f"If means and spreads stay, about {seeds:.0f} seeds would {kind} it."
 
 
 def by_seed(

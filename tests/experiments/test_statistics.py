@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from experiments.experiment import Record
+from experiments.judging.power import seeds_to_tell
 from experiments.judging.statistics import (
     Spread,
     differences,
@@ -197,6 +198,39 @@ def test_one_seed_or_none_cannot_judge():
     good = Question("miyato", [0.4, 0.41, 0.4])
     partly = judge([good, Question("gouk", [])])
     assert partly.kind == "not run" and "gouk" in partly.reason
+
+
+def p_value(mean, std, count):
+    """By scipy, of a sample with just this mean and standard deviation."""
+    sample = stats.norm.ppf((np.arange(count) + 0.5) / count)
+    sample = (sample - sample.mean()) / sample.std(ddof=1)
+    return stats.ttest_1samp(mean + std * sample, 0.0).pvalue
+
+
+@pytest.mark.parametrize("level", [0.95, 0.99])
+@pytest.mark.parametrize("mean", [0.3, -0.8, 2.0])
+def test_the_seeds_that_it_takes_are_the_fewest_with_a_small_p_value(mean, level):
+    values = mean + np.array([-1.0, 0.0, 1.0])  # of standard deviation 1
+    count = int(seeds_to_tell(values.tolist(), level=level))
+    assert p_value(mean, 1.0, count) < 1 - level <= p_value(mean, 1.0, count - 1)
+
+
+def test_a_shared_spread_needs_fewer_seeds_and_one_seed_tells_nothing():
+    values = [0.0, 1.0, 2.0]
+    assert seeds_to_tell(values, shared=Spread(1.0, 10)) < seeds_to_tell(values)
+    assert math.isinf(seeds_to_tell([1.0])) and math.isinf(seeds_to_tell([-1.0, 0.0, 1.0]))
+
+
+def test_an_undecided_verdict_says_how_many_seeds_it_would_take():
+    weak, strong = Question("weak", [0.0, 1.0, 2.0]), Question("strong", [5.0, 5.1, 5.2])
+    assert (
+        f"about {weak.seeds_to_tell():.0f} seeds would reproduce it" in judge([weak, strong]).reason
+    )
+    below = Question("below", [-2.0, 0.5, -1.0])
+    seeds = below.seeds_to_tell(1 - 0.05 / 2)
+    assert f"about {seeds:.0f} seeds would contradict it" in judge([weak, below]).reason
+    level = Question("level", [-1.0, 0.001, 1.0])
+    assert "more than 100 seeds would be needed to reproduce it" in judge([level]).reason
 
 
 def test_a_contradiction_stands_even_where_runs_are_missing():
