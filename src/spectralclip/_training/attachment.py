@@ -30,6 +30,7 @@ from spectralclip._training.report import (
     foreseen_spread,
 )
 from spectralclip._training.state import load_whole, require_state
+from spectralclip._training.weight_watch import WeightWatch, versions
 
 Schedule: TypeAlias = Callable[[int], float]
 
@@ -89,7 +90,7 @@ class Attachment:
             for index in range(len(optimizers.given))
             for depth, member in enumerate(optimizers.family(index))
         ]
-        self._versions, self._kinds = self._weight_versions(), self._weight_kinds()
+        self._watch = WeightWatch(self._sharing)
         LIVE.add(self)
 
     @property
@@ -263,7 +264,7 @@ class Attachment:
         Returns:
             A `ClipResult` for each layer. What is within its bound stays bit for bit.
         """
-        running, has_changed = self._running(), self._versions != self._weight_versions()
+        running, has_changed = self._running(), self._watch.have_changed()
         if certify not in (False, True, "deterministic"):  # before anything is ended
             raise ValueError(f'certify must be False, True or "deterministic", got {certify!r}.')
         running.stop()
@@ -337,24 +338,6 @@ class Attachment:
         """Whether what the method undoes can be seen in these: whole weights, which it moves."""
         return self.method.moves_weights and not any(map(is_sharded_tensor, weights))
 
-    def _weight_versions(self) -> list[int]:
-        """How often each weight has been written to, by whomever."""
-        return [w._version for weights in self._sharing.weights().values() for w in weights]
-
-    def _weight_kinds(self) -> dict[str, list[str]]:
-        """The type and the device of each layer's weights."""
-        own = self._sharing.weights().items()
-        return {name: [f"{w.dtype} on {w.device}" for w in weights] for name, weights in own}
-
-    def _refuse_converted(self, error: RuntimeError) -> None:
-        """Name a layer that was converted or moved, as what makes a step fail."""
-        for name, now in self._weight_kinds().items():
-            if now != self._kinds[name]:
-                raise RuntimeError(
-                    f"Layer {name!r} has become {now[0]}, and was {self._kinds[name][0]} when the "
-                    "method was attached: convert or move a model first, and then attach."
-                ) from error
-
     def _running(self) -> MethodState:
         if self._state is None:
             raise RuntimeError(
@@ -386,19 +369,19 @@ class Attachment:
             try:
                 running.after_step(step, mine)
             except RuntimeError as error:
-                self._refuse_converted(error)
+                self._watch.refuse_converted(error)
                 raise
             return {} if self._sharing.is_alone else self._known(running.known_norms(), mine)
 
         own = self._sharing.weights()
         weights = [weight for name in names for weight in own[name]]
-        versions = [weight._version for weight in weights]
+        before = versions(weights)
         due = names if self._pressure.is_due(step) else ()
         watched = {n: held_of(self.found[n]) for n in due if self._is_watched(own[n])}
         self._pressure.before(watched)
         found = self._sharing.carry_out(work, f"step {step}")
         self._pressure.after(step, watched)
-        if versions != [weight._version for weight in weights]:
+        if versions(weights) != before:
             self.optimizers.restart()
         self._take_norms(found)
         if allocation is not None:
