@@ -10,7 +10,7 @@ from torch import nn
 from spectralclip._clipping import InitResult, Targets, init_found_layers_, layer_targets
 from spectralclip._common import positive_number
 from spectralclip._lipschitz.allocation import NetworkRules
-from spectralclip._models import Compose, ExampleInputs, FoundLayer, find_layers
+from spectralclip._models import Compose, ExampleInputs, FoundLayer, find_layers, weights_of
 
 
 def init_at_bound_(
@@ -101,8 +101,4 @@ def init_at_bound_(
 def _is_frozen(layer: FoundLayer) -> bool:
     """Whether a weight that would be drawn is frozen: those of the first module that has some."""
     first = next((part for part in layer.modules if any(True for _ in part.parameters())), None)
-    return first is not None and not all(
-        parameter.requires_grad
-        for name, parameter in first.named_parameters()
-        if not name.endswith("bias")
-    )
+    return first is not None and not all(weight.requires_grad for weight in weights_of(first))

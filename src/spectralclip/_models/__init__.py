@@ -43,5 +43,6 @@ from spectralclip._models.survey import FoundLayer as FoundLayer
 from spectralclip._models.survey import Pairs as Pairs
 from spectralclip._models.survey import Survey as Survey
 from spectralclip._models.survey import check_compose as check_compose
+from spectralclip._models.survey import weights_of as weights_of
 
 publish(FoundLayer)

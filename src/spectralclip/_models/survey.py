@@ -62,12 +62,12 @@ class FoundLayer:
 
     def weights(self) -> list[Tensor]:
         """Its parameters, apart from its offset."""
-        return [
-            parameter
-            for module in self.modules
-            for name, parameter in module.named_parameters()
-            if not name.endswith("bias")
-        ]
+        return [weight for module in self.modules for weight in weights_of(module)]
+
+
+def weights_of(module: nn.Module) -> list[Tensor]:
+    """Its parameters, apart from offsets."""
+    return [p for name, p in module.named_parameters() if not name.endswith("bias")]
 
 
 class Survey(NamedTuple):
