@@ -8,7 +8,8 @@ from typing import TypeVar
 
 import torch
 
-from experiments.engine.local import end_with_parent
+from experiments.engine.local import KEEPING_MEMORY, end_with_parent
+from experiments.engine.work import environment
 
 Task = TypeVar("Task")
 Outcome = TypeVar("Outcome")
@@ -19,7 +20,7 @@ def outcomes(
 ) -> Iterator[Outcome]:
     """What the function makes of each task, as it comes, from processes of one thread each."""
     context = multiprocessing.get_context("spawn")
-    with context.Pool(processes, initializer=_begin) as pool:
+    with environment(KEEPING_MEMORY), context.Pool(processes, initializer=_begin) as pool:
         yield from pool.imap_unordered(function, tasks)
 
 

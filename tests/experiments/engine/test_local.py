@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
+import sys
 import time
 
 import psutil
@@ -10,7 +13,7 @@ import pytest
 import torch
 from engine_cases import PATIENCE, Study, cells_of, is_worker
 
-from experiments.engine.local import LocalEngine
+from experiments.engine.local import KEEPING_MEMORY, LocalEngine
 
 
 def environments(engine: LocalEngine) -> list[dict[str, str]]:
@@ -37,6 +40,30 @@ def test_processes_have_the_threads_they_were_given(
     assert (environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"]) == ("3", "3")
     assert os.environ["OMP_NUM_THREADS"] == "5"
     assert "MKL_NUM_THREADS" not in os.environ
+    assert KEEPING_MEMORY.items() <= environment.items()
+    assert not KEEPING_MEMORY.keys() & os.environ.keys()
+
+
+FAULTS = """
+import resource, torch
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    freed = [torch.ones(1 << 20) for _ in range(10)]
+    del freed
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries keep memory anyway")
+def test_memory_that_is_freed_is_kept_for_the_next_step() -> None:
+    command = [sys.executable, "-c", FAULTS]
+    plain = {name: value for name, value in os.environ.items() if name not in KEEPING_MEMORY}
+    again, kept = (
+        int(subprocess.run(command, env=one, check=True, capture_output=True).stdout)
+        for one in (plain, {**plain, **KEEPING_MEMORY})
+    )
+    assert again > 5_000  # ten times 4 MB, in pages of 4 KB
+    assert kept < 100
 
 
 @pytest.mark.parametrize(
