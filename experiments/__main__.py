@@ -24,7 +24,7 @@ from experiments.engine.ray import RayEngine
 from experiments.engine.work import Engine, Task
 from experiments.experiment import SCALES, Cell, Experiment, Scale
 from experiments.guard import CODES, FAILED, guarded
-from experiments.plan import counted_rows, left_of, rows
+from experiments.plan import claim_row, counted_rows, left_of, rows
 from experiments.store import Store, results_folder
 from spectralclip._audit import Column, Sheet, plain_table
 from spectralclip._common import FINE, Problem, needed, note
@@ -95,10 +95,20 @@ def plan(
             help="Estimate the hours of a GPU that sustains so many operations, from their count.",
         ),
     ] = None,
+    claims: Annotated[
+        bool,
+        typer.Option(
+            "--claims",
+            help="Tell instead what each verdict hangs on, and how many seeds would decide it.",
+        ),
+    ] = False,
 ) -> None:
     """What is left to run at a scale, and the hours that it takes, as far as known."""
     wanted: Scale = scale.value
     store = Store(results_folder(results, wanted))
+    if claims:
+        _tell_claims(store, wanted, context.obj)
+        return
     known = registry.find(context.obj).values()
     if teraflops is None:
         what = f"What is left at {wanted}"
@@ -238,6 +248,16 @@ def _data_folder(given: Path | None) -> Path:
     if folder.exists() and not folder.is_dir():
         raise Problem(f"--data: expected a folder for data sets, got {folder}: it is a file.")
     return folder
+
+
+def _tell_claims(store: Store, scale: Scale, package: str) -> None:
+    page = importlib.import_module("experiments.report").gather(
+        store, registry.find(package), scale
+    )
+    titles = ("verdict", "hangs on", "effect", "spread", "seeds", "would decide")
+    columns = [Column("claim", "left"), *(Column(title, "left") for title in titles)]
+    shown = [claim_row(judged.claim, judged.verdict) for judged in page.judged()]
+    print(plain_table(Sheet(f"Claims at {scale}", columns, shown, "")).rstrip())
 
 
 def _tell_needs(names: Sequence[str], scale: Scale, package: str) -> None:

@@ -133,11 +133,32 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """The one number of several that a verdict hangs on.
+
+    Attributes:
+        name: What is compared.
+        effect: Its mean over seeds, as text.
+        spread: The standard deviation that its interval rests on, as text; empty for one seed.
+        seeds: How many there are.
+        needed: How many would decide, if effect and spread stay; infinity where none that anybody
+            would run, or where it cannot be told.
+    """
+
+    name: str
+    effect: str
+    spread: str
+    seeds: int
+    needed: float
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What became of a claim, and why."""
 
     kind: VerdictKind
     reason: str
+    evidence: Evidence | None = None
 
 
 @dataclass(frozen=True)

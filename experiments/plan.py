@@ -1,17 +1,18 @@
-"""What is left to run at a scale, and how long that will take, from the runs that are there.
+"""What is left to run at a scale, how long that will take, and what claims wait for.
 
-Runs of one kind differ in their seed alone. What one of them took is what the others will take; of
-kinds that have not been run yet, nothing is known.
+All of it is told by the runs that are there. Runs of one kind differ in their seed alone. What one
+of them took is what the others will take; of kinds that have not been run yet, nothing is known.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from experiments.counting import work_of
-from experiments.experiment import Config, Experiment, Record, Scale
+from experiments.experiment import Claim, Config, Experiment, Record, Scale, Verdict
 from experiments.judging.statistics import summary
 from experiments.store import Store
 
@@ -98,3 +99,13 @@ def counted_rows(
             hours = f"{work.hours(1e12 * teraflops):.1f}"
             found.append((one.name, str(len(cells)), f"{work.flops / 1e15:,.0f}", hours))
     return found
+
+
+def claim_row(claim: Claim, verdict: Verdict) -> tuple[str, ...]:
+    """A claim, what its verdict hangs on, and how many seeds decide that if all stays as it is."""
+    found = verdict.evidence
+    if found is None:
+        return claim.text, verdict.kind, "–", "–", "–", "–", "–"
+    needed = "–" if math.isinf(found.needed) else f"{found.needed:.0f}"
+    seeds = str(found.seeds)
+    return claim.text, verdict.kind, found.name, found.effect, found.spread or "–", seeds, needed

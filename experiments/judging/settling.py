@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from experiments.experiment import Config, Record, Verdict, VerdictKind
 
@@ -49,7 +50,7 @@ def unless(verdict: Verdict, kind: VerdictKind, early: str) -> Verdict:
     """The verdict, but that one of this kind is too early where there is a reason."""
     if verdict.kind != kind or not early:
         return verdict
-    return Verdict("not at this scale", early + verdict.reason)
+    return replace(verdict, kind="not at this scale", reason=early + verdict.reason)
 
 
 def _steps(config: Config) -> float:

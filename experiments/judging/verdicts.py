@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from experiments.experiment import Record, Verdict
+from experiments.experiment import Evidence, Record, Verdict
 from experiments.judging import statistics
 from experiments.judging.power import MOST, seeds_to_tell
 
@@ -63,6 +63,17 @@ class Question:
         """With how many seeds the interval would leave zero out, as things stand."""
         return seeds_to_tell(self.values, level=level, step=self.step, shared=self.shared)
 
+    def evidence(self, needed: float) -> Evidence:
+        """What a verdict that hangs on this question needs to be told of it.
+
+        Args:
+            needed: How many seeds would decide it.
+        """
+        found = statistics.spread_of(self.values, step=self.step, shared=self.shared)
+        spread = "" if found is None else self._written(found.std).removeprefix("+")
+        mean = self._written(statistics.summary(self.values).mean)
+        return Evidence(self.name, mean, spread, len(self.values), needed)
+
     def words(self) -> str:
         """The name, the mean and its 95 % interval."""
         found = self.interval()
@@ -93,7 +104,8 @@ def judge(questions: Sequence[Question]) -> Verdict:
     # The number of a factor is its logarithm.
     zero = "× 1" if all(question.unit == "factor" for question in questions) else "zero"
     if below:
-        return Verdict("contradicted", f"Below {zero} in {_listed(below, len(questions))}")
+        reason = f"Below {zero} in {_listed(below, len(questions))}"
+        return Verdict("contradicted", reason, _refuting(below, level))
     if missing:
         return Verdict("not run", f"No runs for {_names(missing)}.")
     if empty:
@@ -101,21 +113,34 @@ def judge(questions: Sequence[Question]) -> Verdict:
     above = [question for question in asked if question.interval().is_above_zero]
     if len(above) == len(questions):
         listed = _listed(_weakest(above), len(questions))
-        return Verdict("reproduced", f"Above {zero} in {listed}")
+        return Verdict("reproduced", f"Above {zero} in {listed}", _supporting(above))
     if all(len(question.values) < 2 for question in asked):
-        return Verdict("not at this scale", f"One seed, no interval: {_shown(_weakest(asked))}")
+        reason = f"One seed, no interval: {_shown(_weakest(asked))}"
+        return Verdict("not at this scale", reason, _weakest(asked)[0].evidence(math.inf))
     rest = [question for question in asked if question not in above]
-    reason = f"Undecided in {_listed(_weakest(rest), len(questions))}"
-    return Verdict("not at this scale", f"{reason} {_what_it_takes(asked, level)}")
+    negative = [question for question in asked if question.interval().mean <= 0]
+    evidence = _refuting(negative, level) if negative else _supporting(asked)
+    takes = _what_it_takes("contradict" if negative else "reproduce", evidence.needed)
+    reason = f"Undecided in {_listed(_weakest(rest), len(questions))} {takes}"
+    return Verdict("not at this scale", reason, evidence)
 
 
-def _what_it_takes(questions: Sequence[Question], level: float) -> str:
+def _refuting(questions: Sequence[Question], level: float) -> Evidence:
+    """Of questions whose number is below zero, the one that contradicts a claim the soonest."""
+    needed = {id(question): question.seeds_to_tell(level) for question in questions}
+    first = min(questions, key=lambda question: (needed[id(question)], question.interval().mean))
+    return first.evidence(needed[id(first)])
+
+
+def _supporting(questions: Sequence[Question]) -> Evidence:
+    """Of questions whose number is above zero, the one that a claim has to wait for."""
+    needed = {id(question): question.seeds_to_tell() for question in questions}
+    last = max(questions, key=lambda question: (needed[id(question)], -question.interval().low))
+    return last.evidence(needed[id(last)])
+
+
+def _what_it_takes(kind: str, seeds: float) -> str:
     """How many seeds would decide a claim, if means and spreads stay as they are."""
-    below = [question for question in questions if question.interval().mean <= 0]
-    if below:
-        kind, seeds = "contradict", min(question.seeds_to_tell(level) for question in below)
-    else:
-        kind, seeds = "reproduce", max(question.seeds_to_tell() for question in questions)
     if math.isinf(seeds):
         return f"If means and spreads stay, more than {MOST} seeds would be needed to {kind} it."
     return f"If means and spreads stay, about {seeds:.0f} seeds would {kind} it."
@@ -175,7 +200,11 @@ def against(
 
 
 def _weakest(questions: Sequence[Question]) -> list[Question]:
-    return sorted(questions, key=lambda question: question.interval().low)
+    def order(question: Question) -> tuple[float, float]:
+        found = question.interval()
+        return found.low, found.mean
+
+    return sorted(questions, key=order)
 
 
 def _listed(questions: Sequence[Question], total: int) -> str:

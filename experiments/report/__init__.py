@@ -1,7 +1,7 @@
 """The results page, Markdown and HTML, from stored runs alone.
 
-`write` reads the records, judges the claims and renders; nothing is run and nothing is loaded from
-anywhere. `conditions` says in a sentence what records are of, for the captions.
+`gather` reads the records and judges the claims, `write` renders them; nothing is run and nothing
+is loaded from anywhere. `conditions` says in a sentence what records are of, for the captions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from experiments.experiment import Experiment, Scale
 from experiments.report._captions import conditions
 from experiments.report._page import Records, gather
 
-__all__ = ["conditions", "write"]
+__all__ = ["conditions", "gather", "write"]
 
 
 def write(

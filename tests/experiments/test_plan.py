@@ -7,8 +7,9 @@ from pathlib import Path
 
 from table_records import tiny
 
-from experiments.experiment import Cell
-from experiments.plan import Left, left_of, rows
+from experiments.experiment import Cell, Claim, Verdict
+from experiments.judging.verdicts import Question, judge
+from experiments.plan import Left, claim_row, left_of, rows
 from experiments.store import Store
 
 
@@ -36,3 +37,14 @@ def test_trainings_that_are_timed_are_of_one_kind_too(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.save(Cell(experiment.name, "desk", config(0)), {"a": 1}, {"seconds": 7.0})
     assert left_of(experiment, "desk", store).seconds == 7.0
+
+
+def test_a_claim_is_told_with_what_its_verdict_hangs_on() -> None:
+    claim = Claim("c", "w", "r", lambda records: Verdict("not run", "nothing"))
+    assert claim_row(claim, claim.judge(())) == ("c", "not run", *5 * "–")
+    weak = Question("a against b", [0.01, 0.02, 0.05])
+    needed = f"{weak.seeds_to_tell():.0f}"
+    expected = ("c", "not at this scale", "a against b", "+2.7", "2.1", "3", needed)
+    assert claim_row(claim, judge([weak])) == expected
+    alone = judge([Question("a against b", [0.01])])
+    assert claim_row(claim, alone)[-4:] == ("+1.0", "–", "1", "–")

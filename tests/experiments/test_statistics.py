@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import numpy as np
 import pytest
@@ -231,6 +232,25 @@ def test_an_undecided_verdict_says_how_many_seeds_it_would_take():
     assert f"about {seeds:.0f} seeds would contradict it" in judge([weak, below]).reason
     level = Question("level", [-1.0, 0.001, 1.0])
     assert "more than 100 seeds would be needed to reproduce it" in judge([level]).reason
+
+
+def test_a_verdict_names_the_number_that_it_hangs_on():
+    strong, weak = Question("strong", [0.5, 0.51, 0.52]), Question("weak", [0.1, 0.12, 0.17])
+    found = judge([strong, weak])
+    assert found.kind == "reproduced" and found.evidence is not None
+    assert (found.evidence.name, found.evidence.effect, found.evidence.seeds) == (
+        "weak",
+        "+13.0",
+        3,
+    )
+    assert found.evidence.spread == f"{100 * statistics.stdev(weak.values):.1f}"
+    assert found.evidence.needed == weak.seeds_to_tell()
+    low, lower = Question("low", [-0.1, -0.12, -0.17]), Question("lower", [-0.5, -0.51, -0.52])
+    assert judge([strong, low, lower]).evidence == lower.evidence(lower.seeds_to_tell(1 - 0.05 / 3))
+    single = judge([Question("one", [0.3]), Question("other", [0.2])]).evidence
+    assert single is not None and (single.name, single.spread) == ("other", "")
+    assert math.isinf(single.needed)
+    assert judge([Question("none", [])]).evidence is None
 
 
 def test_a_contradiction_stands_even_where_runs_are_missing():
