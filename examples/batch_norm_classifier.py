@@ -44,7 +44,7 @@ def trained(name: str, steps: int) -> tuple[nn.Module, float]:
     model = network(norm)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     if method is not None:
-        sc.init_at_bound_(model, images[:1], max_lipschitz=MAX_LIPSCHITZ)
+        sc.init_at_bound_(model, images[:1], max_lipschitz=MAX_LIPSCHITZ, compose=method.compose)
         limits = {"method": method, "max_lipschitz": MAX_LIPSCHITZ}
         attachment = sc.attach(model, optimizer, images[:1], **limits)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, total_iters=steps)

@@ -55,16 +55,17 @@ def main() -> None:
         layers = nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)
         critic = nn.Sequential(*layers)
         optimizer, largest = torch.optim.Adam(critic.parameters(), lr=1e-3), 0.0
+        rates = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, total_iters=steps)
         if limit is not None:
             sc.init_at_bound_(critic, example, max_lipschitz=limit)
             attachment = sc.attach(critic, optimizer, example, max_lipschitz=limit)
-        for batch in torch.randint(len(data), (steps, 128)):
-            with torch.no_grad():
-                target = reward(data[batch]) + DISCOUNT * critic(scale * follow(data[batch]))[:, 0]
-            value = critic(scale * data[batch])[:, 0]
+        for seen in data[torch.randint(len(data), (steps, 128))]:
+            target = reward(seen) + DISCOUNT * critic(scale * follow(seen))[:, 0].detach()
+            value = critic(scale * seen)[:, 0]
             optimizer.zero_grad()
             nn.functional.mse_loss(value, target).backward()
             optimizer.step()
+            rates.step()
             largest = max(largest, value.abs().max().item())
         if limit is not None:
             attachment.finalize(certify=True)

@@ -44,7 +44,8 @@ def network(
     if series.at_bound:
         generator = torch.Generator().manual_seed(seed)
         bounds = bounds_of(series, bound)
-        init_at_bound_(scaled, example(dataset), generator=generator, **bounds)
+        compose = None if series.method is None else series.method().compose
+        init_at_bound_(scaled, example(dataset), compose=compose, generator=generator, **bounds)
     found: nn.Module = scaled
     return found
 

@@ -19,6 +19,7 @@ from experiments.training.checkpoint import Checkpoint
 from experiments.training.config import TrainConfig
 from experiments.training.process_group import ProcessGroup
 from spectralclip import Attachment, FoundLayer, attach, init_at_bound_
+from spectralclip._models import Compose
 
 
 @dataclass
@@ -113,9 +114,12 @@ def prepared(config: TrainConfig, context: Context, group: ProcessGroup) -> Run:
     model = model.to(memory_format=config.layout)  # type: ignore[call-overload]
     model = group.with_common_statistics(model)
     example = pixels(data.train_images[:2], config, group.device)
+    used = methods.get(config.method, batch_norm=config.batch_norm)
     if config.at_bound:
         start = generator(config.seed, "start")
-        init_at_bound_(model, example, generator=start, **config.bounds())
+        is_composed = any(method.compose == "conv_bn" for method in used)
+        compose: Compose | None = "conv_bn" if is_composed else None
+        init_at_bound_(model, example, compose=compose, generator=start, **config.bounds())
     # All of these while the model is plain: methods may rename what it is made of.
     parameters = sum(parameter.numel() for parameter in model.parameters())
     layers = layers_to_measure(model, example, config.measure)
@@ -123,7 +127,7 @@ def prepared(config: TrainConfig, context: Context, group: ProcessGroup) -> Run:
     optimizer = _optimizer(model, config)
     attachments = [
         attach(model, optimizer, example, method=method, seed=config.seed, **config.bounds())
-        for method in methods.get(config.method, batch_norm=config.batch_norm)
+        for method in used
     ]
     return Run(
         config=config,

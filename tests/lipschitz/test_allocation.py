@@ -247,6 +247,48 @@ def test_other_uses_of_a_weight_without_its_layer_are_refused(decode: Any) -> No
         NetworkRules(model, VECTOR, find_layers(model, VECTOR))
 
 
+@pytest.mark.parametrize(
+    "decode",
+    [
+        lambda x, weight: x * float(weight.abs().max()),
+        lambda x, weight: x * weight.detach().numpy().max(),
+        lambda x, weight: 100 * x if weight[0, 0] > 0 else x,
+        lambda x, weight: x * weight.norm().item(),
+    ],
+)
+def test_numbers_read_out_of_a_weight_are_refused(decode: Any) -> None:
+    torch.manual_seed(0)
+    model = Tied(decode)
+    with pytest.raises(UnboundedNetworkError, match=r"reads 'encoder\.weight' outside of the lay"):
+        NetworkRules(model, VECTOR, find_layers(model, VECTOR))
+
+
+def test_the_bias_of_a_layer_is_no_factor() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model.forward = lambda x: model[0](x).relu() * model[0].bias  # type: ignore
+    with pytest.raises(UnboundedNetworkError, match=r"mul: it reads '0\.bias' outside of the lay"):
+        NetworkRules(model, VECTOR, find_layers(model, VECTOR))
+
+
+def test_factors_are_told_from_what_is_added() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense, self.gate, self.shift = nn.Linear(4, 4), nn.Linear(3, 4), nn.Linear(3, 4)
+            self.norm = nn.LayerNorm(4)
+            self.register_buffer("constant", torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.norm(self.dense(x)) * self.gate(self.constant)
+            return x + self.shift(self.constant)
+
+    model = Gated()
+    layers = {"dense": find_layers(model, VECTOR)["dense"]}
+    rules = NetworkRules(model, VECTOR, layers)
+    assert rules.factors == {"gate.weight", "gate.bias"}
+    assert rules.decisions == ()
+
+
 def test_the_bias_of_a_layer_may_be_added_elsewhere() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     model.forward = lambda x: model[0](x).relu() + model[0].bias  # type: ignore

@@ -17,6 +17,7 @@ from untouched import assert_same, state, surroundings
 
 import spectralclip as sc
 from oracle import dense_matrix, dense_norm
+from spectralclip.methods import SpectralClip
 
 BOUND = 0.7
 REFUSED = ("weight-norm", "orthogonal", "spectral-norm", "old-", "constant", "partly-frozen")
@@ -286,6 +287,52 @@ def test_the_network_starts_at_its_bound(compose: Any, max_lipschitz: float) -> 
     norms = [dense_norm(list(one.modules), one.in_shapes[0]) for one in layers.values()]
     assert math.prod(norms) == pytest.approx(max_lipschitz, rel=2e-3)
     assert len({result.max_norm for result in results.values()}) == 1
+
+
+@pytest.mark.parametrize("method", [SpectralClip(), SpectralClip(compose="conv_bn")])
+def test_a_network_that_starts_at_its_bound_is_not_clipped_when_it_is_attached(
+    method: SpectralClip,
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()),
+        *(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(512, 5)),
+    )
+    composed = {"compose": method.compose} if method.compose == "conv_bn" else {}
+    sc.init_at_bound_(model, IMAGE, max_lipschitz=10.0, **composed)
+    assert sc.lipschitz_bounds(model, IMAGE).upper == pytest.approx(10.0, rel=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    sc.attach(model, optimizer, IMAGE, method=method, max_lipschitz=10.0)
+    model.eval()(torch.randn(2, 3, 8, 8)).sum().backward()
+    optimizer.step()
+    # Norms are left a little below their bounds.
+    assert sc.lipschitz_bounds(model, IMAGE).upper > 9.0
+
+
+@pytest.mark.parametrize("proportions", [{"2": 5.0}, lambda name, _: None if name == "0" else 1.0])
+def test_layers_may_be_left_out_of_the_network_s_bound(proportions: Any) -> None:
+    torch.manual_seed(0)
+    first = parametrizations.weight_norm(nn.Linear(4, 4))
+    model, x = nn.Sequential(first, nn.ReLU(), nn.Linear(4, 4)), torch.zeros(1, 4)
+    before = dense_norm(first, (4,))
+    with pytest.raises(ValueError, match=r"remove_parametrizations"):
+        sc.init_at_bound_(model, x, max_lipschitz=3.0)
+    results = sc.init_at_bound_(model, x, max_lipschitz=3.0, proportions=proportions)
+    assert list(results) == ["2"] and dense_norm(first, (4,)) == before
+    assert before * dense_norm(model[2], (4,)) == pytest.approx(3.0, rel=2e-3)
+
+
+def test_the_norms_of_layers_are_in_the_given_proportions() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4))
+    results = sc.init_at_bound_(
+        model, torch.zeros(1, 4), max_lipschitz=2.0, proportions={"0": 4.0, "2": 2.0}
+    )
+    assert {name: one.norm for name, one in results.items()} == pytest.approx(
+        {"0": 2.0, "2": 1.0}, rel=1e-3
+    )
+    with pytest.raises(ValueError, match="give max_lipschitz"):
+        sc.init_at_bound_(model, torch.zeros(1, 4), proportions={"0": 1.0})
 
 
 def test_not_both_bounds() -> None:

@@ -126,7 +126,7 @@ def test_no_slope_is_above_the_rule_of_what_other_devices_reach(case: str) -> No
     form = operation(name).default
     shape = (2, 2) if name == "linear" else ROWS
     nodes.append(Node(2, name, "", args, {}, shape, kind, device, function=form))
-    flow = Flow(nodes, {}, [], [], [])
+    flow = Flow(nodes, {}, [], [], [], [])
     interval = standard_intervals(0.01, 1e-6, True, 0)
     rule = rule_of(nodes[2], flow, Norms(flow, interval, interval))
     assert rule.reason == ""

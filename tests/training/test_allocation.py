@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from oracle import dense_norm
 from spectralclip import Attachment, NormWarning, attach, lipschitz_bounds
-from spectralclip._lipschitz import NetworkRules
+from spectralclip._lipschitz import NetworkBound, NetworkRules
 from spectralclip._training import Method
+from spectralclip._training.allocation import Allocation
 from spectralclip.methods import FastClip, Gouk, Parametrize, SpectralClip
 
 EXAMPLE = torch.zeros(2, 2, 6, 6)
@@ -332,6 +333,22 @@ def test_a_schedule_that_would_raise_the_bound() -> None:
         attach(model, None, EXAMPLE, max_lipschitz=1.0, schedule=lambda step: 1.5)
 
 
+def test_a_schedule_does_not_pass_for_layers_that_need_less() -> None:
+    """A layer that is held at half of its bound is at all of what it may be."""
+    torch.manual_seed(0)
+    model = dense(8, 8, 8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    attach(
+        *(model, optimizer, torch.zeros(1, 8)),
+        max_lipschitz=1.0,
+        schedule=lambda step: 0.5 if step <= 1000 else 1.0,
+    )
+    grow(model, optimizer, 1000)
+    assert 0.9 * 0.5**3 <= product(model) <= 1.02 * 0.5**3
+    grow(model, optimizer, 50)
+    assert 0.5 <= product(model) <= 1.02
+
+
 def test_a_state_of_single_bounds_is_refused_before_anything_has_changed() -> None:
     model = Network()
     with attach(model, None, EXAMPLE, max_norm=1.0) as attachment:
@@ -467,6 +484,89 @@ def test_a_proof_may_be_asked_for_without_chance() -> None:
     attachment.finalize(certify="deterministic")
     assert attachment.network_bound is not None
     assert attachment.network_bound.failure == 0 and attachment.network_bound.upper <= 1
+
+
+class Switch(nn.Module):
+    """A network of another constant far from zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.dense(x)
+        return 100 * y if x.abs().max() > 1 else y
+
+
+def test_a_network_that_decides_by_its_input_is_warned_of_and_not_proved() -> None:
+    model = Switch()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(NormWarning, match=r"way through 'the model itself' depends on the input"):
+        attachment = attach(model, optimizer, torch.zeros(1, 8), max_lipschitz=1.0)
+    with pytest.raises(ValueError, match=r"cannot be proved: the way through"):
+        attachment.finalize(certify=True)
+    assert not attachment.is_removed
+    attachment.finalize()
+    assert dense_norm(model.dense, (8,)) <= 1.0
+
+
+@pytest.mark.filterwarnings("ignore:.*are not held")
+def test_weights_that_are_not_finite_are_warned_of_and_end_nothing() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.PReLU(), nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    attachment = attach(model, optimizer, torch.zeros(1, 8), max_lipschitz=1.0)
+    grow(model, optimizer, 10)
+    good = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        model[0].weight[0, 0] = math.nan
+    with pytest.warns(NormWarning, match="NaN or infinite"):
+        grow(model, optimizer, 100)
+    model.load_state_dict(good)
+    grow(model, optimizer, 100)
+    assert dense_norm(model[0], (8,)) * dense_norm(model[2], (8,)) <= 1.02
+    assert attachment.steps == 210
+
+
+@pytest.mark.filterwarnings("ignore:.*are not held")
+@pytest.mark.parametrize("method", [SpectralClip(), Parametrize()])
+def test_an_end_that_fails_beforehand_leaves_the_network_held(method: Method) -> None:
+    class Slope(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.slope, self.dense = nn.PReLU(), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.slope(x) + self.dense(x)
+
+    torch.manual_seed(0)
+    model = Slope()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attachment = attach(model, optimizer, torch.zeros(1, 8), method=method, max_lipschitz=2.0)
+    with torch.no_grad():
+        model.slope.weight.fill_(10.0)
+    with pytest.raises(ValueError, match=r"would be 10, .*nothing holds 'slope\.weight'"):
+        attachment.finalize(certify=True)
+    assert not attachment.is_removed
+    with torch.no_grad():
+        model.slope.weight.fill_(0.1)
+    model.slope.requires_grad_(False)
+    grow(model, optimizer, 30)
+    # The rules count a slope as at least 1.
+    assert dense_norm(model.dense, (8,)) <= 1.02
+    attachment.finalize(certify=True)
+    assert attachment.is_removed and lipschitz_bounds(model, torch.zeros(1, 8)).upper <= 2.0
+
+
+def test_a_method_that_has_ended_is_removed_whatever_becomes_of_the_proof(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = dense(8, 4)
+    attachment = attach(model, None, torch.zeros(1, 8), method=Parametrize(), max_lipschitz=2.0)
+    monkeypatch.setattr(Allocation, "_proof", lambda *_, **__: NetworkBound(0.0, 9.0, 0.0, 9.0))
+    with pytest.raises(ValueError, match="is not proved"):
+        attachment.finalize(certify=True)
+    assert attachment.is_removed
 
 
 def test_a_wrong_wish_at_the_end_leaves_the_network_held() -> None:

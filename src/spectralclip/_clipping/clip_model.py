@@ -17,6 +17,10 @@ from spectralclip._models import Compose, ExampleInputs, FoundLayer, Pairs, find
 from spectralclip._spectrum import spectral_norm
 
 Targets: TypeAlias = float | Mapping[str, float] | Callable[[str, FoundLayer], float | None]
+LEAVING_OUT = (
+    "Layers are left out by giving max_norm, or with max_lipschitz proportions, by name, or as a "
+    "function that returns None for them."
+)
 
 # Layers that share a weight, or are used at several sizes, pull at each other: so often at most.
 PASSES = 5
@@ -111,8 +115,7 @@ def clip_found_layers_(
         except ValueError as error:
             raise ValueError(
                 f"Layer {name!r} cannot be clipped, and the model is left as it was: {error} "
-                "(Layers are left alone by giving max_norm by name, or a function that returns "
-                "None.)"
+                f"({LEAVING_OUT})"
             ) from error
         results[name] = _together(results.get(name), result)
         return result.distance > 0
@@ -137,6 +140,19 @@ def clip_found_layers_(
             norms = [spectral_norm(modules, shape, tol=tol) for shape in layers[name].in_shapes]
             results[name] = replace(results[name], norm_after=float(max(norms)))
     return results
+
+
+def check_bounds(
+    max_norm: Targets | None, max_lipschitz: float | None, proportions: Targets
+) -> None:
+    """Raise unless there is one bound, of layers or of the network."""
+    if max_lipschitz is not None and max_norm is not None:
+        raise ValueError("Give max_norm, or max_lipschitz for the whole network: not both.")
+    if max_lipschitz is None and proportions != 1.0:
+        raise ValueError(
+            "proportions are those of the layers' bounds below max_lipschitz, and there is none: "
+            "give max_lipschitz, or the bounds themselves by max_norm."
+        )
 
 
 def layer_targets(

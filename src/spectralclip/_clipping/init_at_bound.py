@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from spectralclip._clipping.clip import restored_on_failure
+from spectralclip._clipping.clip_model import LEAVING_OUT
 from spectralclip._clipping.free_weights import moving_names
 from spectralclip._clipping.orthogonal import (
     How,
@@ -218,8 +219,7 @@ def _checked(layer: FoundLayer, bound: float) -> _LayerStart:
 def _refusal(names: list[str], error: object) -> ValueError:
     return ValueError(
         f"Layer {', '.join(map(repr, names))} cannot start at its bound, and the model is left as "
-        f"it was: {error} (Layers are left alone by giving max_norm by name, or a function that "
-        "returns None.)"
+        f"it was: {error} ({LEAVING_OUT})"
     )
 
 

@@ -4,6 +4,7 @@ from spectralclip._common import publish
 from spectralclip._lipschitz.allocation import HeldBiases as HeldBiases
 from spectralclip._lipschitz.allocation import NetworkRules as NetworkRules
 from spectralclip._lipschitz.allocation import UnboundedNetworkError as UnboundedNetworkError
+from spectralclip._lipschitz.bounds import NotFiniteError as NotFiniteError
 from spectralclip._lipschitz.bounds import lipschitz_bounds as lipschitz_bounds
 from spectralclip._lipschitz.bounds import network_bound as network_bound
 from spectralclip._lipschitz.certified import certified_accuracy as certified_accuracy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import TypeAlias, final
 
@@ -36,6 +36,8 @@ _ELSEWHERE = (
     "it reads {!r} outside of the layer {!r}, whose norm alone is held; use the layer itself, or "
     "leave it out"
 )
+# Whatever they add, join or compare an input with, it grows no more.
+_SHIFTS = ("add", "sub", "rsub", "cat", "stack", "maximum", "minimum")
 
 HeldBiases: TypeAlias = Mapping[tuple[nn.Module, str], str]
 """Biases by module and name, each with the layer whose norm none of its entries exceeds."""
@@ -55,6 +57,10 @@ class NetworkRules:
 
     Attributes:
         layers: The layers whose norms are unknowns, by name.
+        decisions: The modules that decide by their input, "" for the model itself: the bound is
+            that of the way which the examples take.
+        factors: The parameters and buffers that are more, outside of their modules, than something
+            to be added.
     """
 
     @plain_numerics()
@@ -96,6 +102,8 @@ class NetworkRules:
         names = {id(weight): name for name, weight in model.named_parameters()}
         held = _Held(layers, biases or {}, names)
         self._ways = [_Way(flow, own, held) for flow, own in zip(flows, norms, strict=True)]
+        self.decisions = tuple(dict.fromkeys(where for flow in flows for where in flow.decisions))
+        self.factors = frozenset(name for way in self._ways for name in way.factors)
         places = [str(place) for way in self._ways for place in way.unbounded]
         if places:
             raise UnboundedNetworkError("; ".join(dict.fromkeys(places)))
@@ -152,16 +160,23 @@ class _Held:
     ) -> None:
         """Of a model whose parameters have these names, by their identity."""
         self.layers, self.biases = layers, biases
-        self._owners = {
-            names[id(weight)]: name
-            for name, layer in layers.items()
-            for weight in layer.weights()
-            if id(weight) in names
+
+        def named(found: Iterable[Tensor]) -> set[str]:
+            return {names[id(one)] for one in found if id(one) in names}
+
+        self._weights = named(weight for layer in layers.values() for weight in layer.weights())
+        self.owners = {
+            own: name for name, layer in layers.items() for own in named(layer.parameters())
         }
 
     def read_by(self, node: Node) -> dict[str, str]:
-        """The weights of these layers that an operation reads by itself, each with its layer."""
-        return {name: self._owners[name] for name in node.weights if name in self._owners}
+        """What an operation reads of these layers by itself, each with its layer.
+
+        A bias that is but added to something does not count.
+        """
+        names = node.weights & self.owners.keys()
+        names = names & self._weights if node.operation in _SHIFTS else names
+        return {name: self.owners[name] for name in sorted(names)}
 
     def applied_by(self, node: Node) -> str | None:
         """The dense layer whose matrix, or its transpose, an operation multiplies by."""
@@ -216,6 +231,15 @@ class _Way:
             *self._read_inside(layers),
             *self._read_elsewhere(held),
         ]
+        read = [
+            (node.where, name)
+            for index in self._rules
+            for node in [flow.nodes[index]]
+            if node.operation not in _SHIFTS
+            for name in node.weights
+        ]
+        read += flow.numbers
+        self.factors = {name for where, name in read if name.rpartition(".")[0] != where}
 
     def upper(self, layer_norms: Mapping[str, float]) -> float:
         """The bound of the last node, with a layer's norm at each of its uses."""
@@ -254,13 +278,19 @@ class _Way:
 
         What they do cannot be said from the layer's norm.
         """
-        return [
+        followed = [
             Unbounded(node.where, node.operation, _ELSEWHERE.format(weight, layer))
             for index in self._rules
             for node in [self._flow.nodes[index]]
             if index not in self._places
             for weight, layer in held.read_by(node).items()
         ]
+        numbers = [
+            Unbounded(where, "item", _ELSEWHERE.format(name, held.owners[name]))
+            for where, name in self._flow.numbers
+            if name in held.owners
+        ]
+        return [*followed, *numbers]
 
 
 def _key(part: Rows) -> tuple[int, int, int]:

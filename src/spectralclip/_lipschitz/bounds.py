@@ -210,6 +210,10 @@ def _remembered(interval_of: IntervalOf) -> IntervalOf:
     return lambda modules, in_shape: known(tuple(modules), in_shape)
 
 
+class NotFiniteError(ValueError):
+    """Parameters of a network are NaN or infinite."""
+
+
 def require_weights(model: nn.Module) -> None:
     """Raise unless the parameters are finite, and can be worked with."""
     for name, parameter in model.named_parameters():
@@ -219,7 +223,7 @@ def require_weights(model: nn.Module) -> None:
                 "cannot work with it. Build or load the model outside of it."
             )
         if parameter.is_floating_point() and not bool(torch.isfinite(testable(parameter)).all()):
-            raise ValueError(
+            raise NotFiniteError(
                 f"{name!r} of {describe(model)} holds NaN or infinite values: the network has no "
                 "Lipschitz constant. Restore finite weights."
             )

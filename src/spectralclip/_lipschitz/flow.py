@@ -86,11 +86,13 @@ class Flow(NamedTuple):
     # Places where numbers left torch, so that they cannot be followed
     escapes: list[tuple[str, str, str]]
     embedded: list[str]  # names of operations that turned integer inputs into numbers
+    # Parameters and buffers of which numbers were read, which decide or are constants; and where
+    numbers: list[tuple[str, str]]
 
     @property
-    def decides(self) -> bool:
-        """Whether the way through the model depends on the input."""
-        return any(why == SWITCH for _, why in self.remarks)
+    def decisions(self) -> list[str]:
+        """The modules that decide by their input which way to go, "" for the model itself."""
+        return list(dict.fromkeys(where for where, why in self.remarks if why == SWITCH))
 
     def needed(self) -> set[int]:
         """The nodes on which the output depends."""

@@ -108,7 +108,7 @@ def ways(
 
     for example in examples:
         add(example)
-    for part in parts if any(flow.decides for flow in found) else ():
+    for part in parts if any(flow.decisions for flow in found) else ():
         add(part)
     return found
 

@@ -7,7 +7,13 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from spectralclip._clipping import InitResult, Targets, init_found_layers_, layer_targets
+from spectralclip._clipping import (
+    InitResult,
+    Targets,
+    check_bounds,
+    init_found_layers_,
+    layer_targets,
+)
 from spectralclip._common import positive_number
 from spectralclip._lipschitz.allocation import NetworkRules
 from spectralclip._models import Compose, ExampleInputs, FoundLayer, find_layers, weights_of
@@ -19,7 +25,8 @@ def init_at_bound_(
     *,
     max_norm: Targets | None = None,
     max_lipschitz: float | None = None,
-    compose: Compose = "conv_bn",
+    proportions: Targets = 1.0,
+    compose: Compose | None = None,
     generator: torch.Generator | None = None,
 ) -> dict[str, InitResult]:
     """Draw new weights for every affine layer of a model, in place: orthogonal, at the bound.
@@ -33,8 +40,8 @@ def init_at_bound_(
     - With a stride, such a matrix goes into a block of as many taps on each axis as the stride has
       steps, so that no position is read twice, and none is skipped if the kernel is large enough.
     - Transposed convolutions are the adjoints of these, and groups are independent.
-    - A batch norm on its own gets equal factors. One that directly follows a dense layer or
-      convolution stays as it is; that layer's weight makes up for it.
+    - A batch norm on its own gets equal factors. With `compose="conv_bn"`, one that directly
+      follows a dense layer or convolution stays as it is; that layer's weight makes up for it.
     - Weights of any other module, where they have two axes or more, become orthogonal matrices,
       and are then scaled until the norm is the bound.
 
@@ -51,8 +58,11 @@ def init_at_bound_(
             return None for one that is to be left alone.
         max_lipschitz: In place of `max_norm`, a bound for the network as a whole, which all layers
             reach by the same norm, by the rules of `lipschitz_bounds`.
-        compose: Which layers are at the bound together, as for `find_layers`: by default a dense
-            layer or convolution and the following batch norm.
+        proportions: With `max_lipschitz`, those of the layers' norms, in the same form as
+            `max_norm`; layers that are left out stay as they are, and count at their norms.
+        compose: Which layers are at the bound together, as for `find_layers`. By default
+            "conv_bn", a dense layer or convolution with the following batch norm; but with
+            `max_lipschitz` "none", so that each has the norm that `SpectralClip()` will hold it at.
         generator: Source of the random matrices; by default the same for each call.
 
     Returns:
@@ -62,7 +72,7 @@ def init_at_bound_(
 
     Raises:
         ValueError: A layer has a parametrized weight, or cannot be brought to its bound; all
-            layers are frozen, or one that `max_norm` names; or the network has no bound. The whole
+            layers are frozen, or one that is named; or the network has no bound. The whole
             model is as it was.
 
     Example:
@@ -79,22 +89,27 @@ def init_at_bound_(
         0 0.5 0.5 single tap
         2 0.5 0.5 taps of one window
     """
-    if max_norm is not None and max_lipschitz is not None:
-        raise ValueError("Give max_norm, or max_lipschitz for the whole network: not both.")
+    check_bounds(max_norm, max_lipschitz, proportions)
+    if compose is None:
+        compose = "conv_bn" if max_lipschitz is None else "none"
     found = find_layers(model, example_inputs, compose)
     frozen = [name for name, layer in found.items() if _is_frozen(layer)]
-    named = [name for name in frozen if isinstance(max_norm, Mapping) and name in max_norm]
+    given = max_norm if max_lipschitz is None else proportions
+    named = [name for name in frozen if isinstance(given, Mapping) and name in given]
     if named or len(frozen) == len(found) > 0:
         raise ValueError(
             f"The layers {named or frozen} are frozen, and a start is drawn for weights that train "
             f"alone: call requires_grad_(True) on them{', or leave them out' if named else ''}."
         )
     layers = {name: layer for name, layer in found.items() if name not in frozen}
-    targets = layer_targets(layers, 1.0 if max_norm is None else max_norm)
-    if max_lipschitz is not None:
-        whole = positive_number(max_lipschitz, "max_lipschitz")
-        rules = NetworkRules(model, example_inputs, layers)
-        targets = dict.fromkeys(layers, rules.scale_for(targets, whole))
+    if max_lipschitz is None:
+        targets = layer_targets(layers, 1.0 if max_norm is None else max_norm)
+        return init_found_layers_(layers, targets, generator)
+    parts = layer_targets(layers, proportions, "proportions")
+    whole = positive_number(max_lipschitz, "max_lipschitz")
+    rules = NetworkRules(model, example_inputs, {name: layers[name] for name in parts})
+    scale = rules.scale_for(parts, whole)
+    targets = {name: scale * part for name, part in parts.items()}
     return init_found_layers_(layers, targets, generator)
 
 

@@ -137,6 +137,8 @@ class Operations(OperationsMode):
     ) -> None:
         """An operation whose result does not depend on the input, or on its tokens alone."""
         recording = self._recording
+        if name == "_local_scalar_dense":
+            recording.read_weights(_weights(tags))
         if TOKEN in tags and name in _EMBEDDINGS:
             recording.source(next(tensors_in(output)))
             recording.flow.embedded.append(recording.where)
@@ -275,6 +277,8 @@ class Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         noted = recording.noted((args, kwargs))
         if not _follows(noted):
+            if func in _LEAVES_TORCH:
+                recording.read_weights(_weights(recording.tags_of((args, kwargs))))
             return func(*args, **kwargs)
         if func in _LEAVES_TORCH:
             recording.escape(func.__name__)
@@ -306,8 +310,12 @@ def _name(func: Any) -> str:
 
 def _made_of(tags: frozenset[str]) -> dict[str, Any]:
     """What a node keeps of where its constants come from."""
-    weights = frozenset(tag.removeprefix(WEIGHT) for tag in tags if tag.startswith(WEIGHT))
-    return {"random": RANDOM in tags, "weights": weights}
+    return {"random": RANDOM in tags, "weights": _weights(tags)}
+
+
+def _weights(tags: frozenset[str]) -> frozenset[str]:
+    """The parameters and buffers among what constants come from."""
+    return frozenset(tag.removeprefix(WEIGHT) for tag in tags if tag.startswith(WEIGHT))
 
 
 def _unpacked(arguments: Any) -> Any:

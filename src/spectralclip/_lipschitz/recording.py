@@ -180,7 +180,7 @@ class Recording:
 
     def __init__(self, names: Mapping[nn.Module, str], lasting: Mapping[str, Tensor]) -> None:
         self._nodes: list[Node] = []
-        self.flow = Flow(self._nodes, dict(names), [], [], [])
+        self.flow = Flow(self._nodes, dict(names), [], [], [], [])
         self.memories = Memories()  # who has written where
         self.path = [""]  # the names of the modules at work, the innermost last
         self.inside = 0  # of how many calls that count as one operation the inside is running
@@ -274,6 +274,10 @@ class Recording:
             self.escape("item")
         else:
             self.decision()
+
+    def read_weights(self, names: Iterable[str]) -> None:
+        """Note that numbers are made of these parameters and buffers, which nobody follows."""
+        self.flow.numbers.extend((self.where, name) for name in sorted(names))
 
     def decision(self) -> None:
         self.flow.remarks.append((self.where, SWITCH))

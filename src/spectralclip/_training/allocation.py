@@ -8,11 +8,12 @@ from typing import Any, final
 from torch import Tensor, nn
 
 from spectralclip._clipping import Certify
-from spectralclip._common import positive_number, some_of
+from spectralclip._common import positive_number, shown_name, some_of
 from spectralclip._lipschitz import (
     HeldBiases,
     NetworkBound,
     NetworkRules,
+    NotFiniteError,
     UnboundedNetworkError,
     lipschitz_bounds,
 )
@@ -71,6 +72,11 @@ class Allocation:
         self._follow(covered)
         self.bounds = self._solved(self.max_lipschitz)
 
+    @property
+    def decisions(self) -> tuple[str, ...]:
+        """The modules through which the way depends on the input."""
+        return tuple(map(shown_name, self._rules.decisions))
+
     def is_for(self, names: Iterable[str]) -> bool:
         """Whether it was made for these layers being held, and for what else trains."""
         return self.covered == set(names) and self._held == self._biases.held(self.covered)
@@ -78,19 +84,17 @@ class Allocation:
     def cover(self, names: Iterable[str]) -> None:
         """Find bounds for the network as it is now, of which these layers are held.
 
-        All others count as they are.
+        All others count as they are. Where weights are not finite, bounds stay as they are.
 
         Raises:
             ValueError: What is not held has changed such that the network's bound cannot be met.
         """
         if not self.is_for(names) or self._others():
-            self._follow(names)
-        try:
-            self.bounds = self._solved(self.max_lipschitz)
-        except ValueError as error:
-            loose = self.loose()
-            why = f" While training, nothing holds {some_of(loose)}." if loose else ""
-            raise ValueError(f"{error}{why}") from error
+            try:
+                self._follow(names)
+            except NotFiniteError:  # of which the method warns
+                return
+        self.bounds = self._solved(self.max_lipschitz)
 
     def is_due(self, step: int) -> bool:
         """Whether to look again at what is not held: statistics settle in the first steps."""
@@ -112,10 +116,16 @@ class Allocation:
         """Bring the biases that count within what they count at."""
         self._biases.clamp_({n: self.bounds[n] * self._reach[n] for n in self.covered})
 
-    def reallocate(self, norms: Mapping[str, float], pressures: Mapping[str, float]) -> None:
+    def reallocate(
+        self,
+        bounds: Mapping[str, float],
+        norms: Mapping[str, float],
+        pressures: Mapping[str, float],
+    ) -> None:
         """Move bounds towards the layers that press against theirs.
 
         Args:
+            bounds: What the layers were held at, which a schedule may have lowered.
             norms: The norms of layers, where they are known; those that are not finite say nothing.
             pressures: The shares of a step that clipping has undone, where they are known. A layer
                 may be held below its bound, as a convolution on small images is by `SpectralClip`:
@@ -123,12 +133,28 @@ class Allocation:
         """
         for name in self.covered:
             if 0 < (norm := norms.get(name, 0.0)) < float("inf"):
-                share, is_held = norm / self.bounds[name], pressures.get(name, 0.0) > 0
+                share, is_held = norm / bounds[name], pressures.get(name, 0.0) > 0
                 presses = is_held or share >= _PRESSES
                 self._parts[name] *= _MOVE if presses else 1 / _MOVE
                 floor = share if is_held else _AT_REST
                 self._reach[name] = max(share, self._reach[name] - _FORGET, floor)
         self.cover(self.covered)
+
+    def require_end(self, covered: Collection[str], *, certify: Certify) -> None:
+        """Raise where it is known beforehand that `end` would fail.
+
+        Raises:
+            ValueError: The network's bound cannot be met, or not be proved.
+        """
+        self._follow(covered)
+        self._solved(self.max_lipschitz)
+        if certify and self.decisions:
+            raise ValueError(
+                f"max_lipschitz={self.max_lipschitz:g} cannot be proved: the way through "
+                f"{some_of(self.decisions)} depends on the input, and the bound is that of the way "
+                "which the example inputs take. Let all inputs take the same way, or call "
+                "finalize() without certify."
+            )
 
     def end(
         self,
@@ -204,23 +230,29 @@ class Allocation:
 
     def _follow(self, names: Iterable[str]) -> None:
         """Follow the network as it is now, with the norms of these layers as unknowns."""
-        self.covered = frozenset(names)
-        self._held = self._biases.held(self.covered)
-        held = {name: layer for name, layer in self._layers.items() if name in self.covered}
+        covered = frozenset(names)
+        biases = self._biases.held(covered)
+        layers = {name: layer for name, layer in self._layers.items() if name in covered}
         try:
-            self._rules = NetworkRules(self._model, self._example_inputs, held, self._held)
+            self._rules = NetworkRules(self._model, self._example_inputs, layers, biases)
         except UnboundedNetworkError as error:
             raise ValueError(
                 f"max_lipschitz needs a bound for every operation of the network. There is none "
                 f"at {error}. Replace this by something that has a bound (the page on Lipschitz "
                 "bounds lists what has), or bound the layers one by one with max_norm."
             ) from error
+        self.covered, self._held = covered, biases
 
     def _solved(self, target: float) -> dict[str, float]:
         if not self.covered:  # as long as nothing is held, no bound is asked for
             return dict(self._parts)
         parts = {name: self._parts[name] * self._reach[name] for name in self.covered}
-        scale = self._rules.scale_for(parts, target)
+        try:
+            scale = self._rules.scale_for(parts, target)
+        except ValueError as error:
+            loose = self.loose()
+            why = f" While training, nothing holds {some_of(loose)}." if loose else ""
+            raise ValueError(f"{error}{why}") from error
         return {name: scale * part for name, part in self._parts.items()}
 
     def _others(self) -> dict[str, Tensor]:
@@ -236,8 +268,12 @@ class Allocation:
         }
 
     def _is_shift(self, name: str) -> bool:
-        """Whether no norm depends on it: a bias, but not what a module of one's own calls so."""
-        if name.rpartition(".")[2] not in ("bias", "running_mean", "num_batches_tracked"):
+        """Whether no norm depends on it: a bias, but not what a module of one's own calls so.
+
+        Nor one that makes a factor, as the bias of a layer in `x * layer(constant)`.
+        """
+        known = ("bias", "running_mean", "num_batches_tracked")
+        if name.rpartition(".")[2] not in known or name in self._rules.factors:
             return False
         where = type(self._owner(name)).__module__
         return where.startswith(("torch.nn.", f"{_PACKAGE}.nn."))

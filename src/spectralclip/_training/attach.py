@@ -9,7 +9,7 @@ from typing import NoReturn
 from torch import nn
 from torch.optim import Optimizer
 
-from spectralclip._clipping import Targets, layer_targets
+from spectralclip._clipping import LEAVING_OUT, Targets, check_bounds, layer_targets
 from spectralclip._common import checked_seed, some_of
 from spectralclip._models import (
     ExampleInputs,
@@ -133,6 +133,7 @@ def attach(
         )
         bounds = allocation.bounds
         _warn_of_loose(allocation.loose())
+        _warn_of_decisions(allocation.decisions)
     attachment = Attachment(
         method, bare, layers, optimizers, bounds, schedule, seed, example_inputs, allocation
     )
@@ -144,9 +145,9 @@ def attach(
 def _check_arguments(
     model: object,
     method: object,
-    max_norm: object,
-    max_lipschitz: object,
-    proportions: object,
+    max_norm: Targets | None,
+    max_lipschitz: float | None,
+    proportions: Targets,
     schedule: object,
 ) -> None:
     """Raise for what is of the wrong type, or does not go together."""
@@ -162,13 +163,7 @@ def _check_arguments(
             f"method must be a Method such as SpectralClip(), or methods.get('gouk')() by its "
             f"name, got {method!r}."
         )
-    if max_lipschitz is not None and max_norm is not None:
-        raise ValueError("Give max_norm, or max_lipschitz for the whole network: not both.")
-    if max_lipschitz is None and proportions != 1.0:
-        raise ValueError(
-            "proportions are those of the layers' bounds below max_lipschitz, and there is none: "
-            "give max_lipschitz, or the bounds themselves by max_norm."
-        )
+    check_bounds(max_norm, max_lipschitz, proportions)
 
 
 def _found_layers(
@@ -229,7 +224,7 @@ def _warn_of_uncovered(attachment: Attachment) -> None:
         warn(
             f"The layers {list(left)} are not held: their weights are {next(iter(left.values()))}. "
             "Give every optimizer that trains the model, as in attach(..., [first, second], ...), "
-            "or leave them out by max_norm."
+            f"or leave them out. {LEAVING_OUT}"
         )
 
 
@@ -245,6 +240,16 @@ def _warn_of_loose(names: Sequence[str]) -> None:
             f"counts them as they are, and looks again after 1, 2, 4, ... and every {EVERY} steps. "
             "In between the network may exceed it."
             + (remedy if any(name.endswith("running_var") for name in names) else "")
+        )
+
+
+def _warn_of_decisions(places: Sequence[str]) -> None:
+    """Name what has several ways for its input: the bound is that of one of them."""
+    if places:
+        warn(
+            f"The way through {some_of(places)} depends on the input. The network's bound is that "
+            "of the way which the example inputs take, and finalize(certify=True) will refuse to "
+            "prove it: let all inputs take the same way."
         )
 
 
@@ -318,7 +323,7 @@ def _refuse_others(method: Method, layers: Mapping[str, FoundLayer]) -> None:
         raise ValueError(
             f"Layer {name!r} is held by {first}, and {second} cannot be attached to it as well: "
             f"{culprit} makes it compute with something else than its weight. Remove the "
-            "attachment that is there, or leave the layer out by max_norm."
+            f"attachment that is there, or leave the layer out. {LEAVING_OUT}"
         )
 
 

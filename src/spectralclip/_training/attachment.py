@@ -263,10 +263,17 @@ class Attachment:
 
         Returns:
             A `ClipResult` for each layer. What is within its bound stays bit for bit.
+
+        Raises:
+            ValueError: `certify` is something else; or the network's bound cannot be met, or not be
+                proved, which leaves the attachment at work where it is known beforehand.
         """
         running, has_changed = self._running(), self._watch.have_changed()
         if certify not in (False, True, "deterministic"):  # before anything is ended
             raise ValueError(f'certify must be False, True or "deterministic", got {certify!r}.')
+        moving = self._sharing.moving()
+        if self._allocation is not None:
+            self._allocation.require_end(moving, certify=certify)
         running.stop()
         if self.optimizers.given and not self.steps and has_changed:
             warn(
@@ -284,13 +291,14 @@ class Attachment:
 
             results.update(self._sharing.carry_out(work, "finalize()"))
 
-        moving = self._sharing.moving()
-        if self._allocation is None:
-            clip(self._bounds_at(self.steps))
-        else:
-            self._network_bound = self._allocation.end(clip, moving, certify=certify)
-            self._bounds = dict(self._allocation.bounds)
-        self.remove()
+        try:
+            if self._allocation is None:
+                clip(self._bounds_at(self.steps))
+            else:
+                self._network_bound = self._allocation.end(clip, moving, certify=certify)
+                self._bounds = dict(self._allocation.bounds)
+        finally:
+            self.remove()  # what the method did ends with stop(), whatever becomes of the clip
         self._take_norms(
             {
                 name: NormEstimate(result.norm_after, is_checked=True, step=self.steps)
@@ -387,7 +395,7 @@ class Attachment:
         if allocation is not None:
             allocation.hold_biases_()
             if step % EVERY == 0:
-                allocation.reallocate(self.norms(), self.pressures())
+                allocation.reallocate(bounds, self.norms(), self.pressures())
             elif allocation.is_due(step):
                 allocation.cover(self._sharing.moving())
             self._bounds = dict(allocation.bounds)

@@ -8,12 +8,9 @@ from typing import Any, NamedTuple, cast
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from spectralclip._clipping import LEAVING_OUT
 from spectralclip._models import FoundLayer, is_sharded_tensor, local, sharded_modules
 from spectralclip._training.distributed.process_group import ProcessGroup
-
-_REMEDY = (
-    "Layers are left alone by giving max_norm by name, or a function that returns None for them."
-)
 
 
 class Layout(NamedTuple):
@@ -91,14 +88,15 @@ def group_of(model: nn.Module, layers: Mapping[str, FoundLayer]) -> ProcessGroup
         if sorted(meshes[about].mesh.flatten().tolist()) != ranks:
             raise ValueError(
                 f"{about} is sharded over other ranks than {first}: one mesh for all layers is "
-                f"supported. {_REMEDY}"
+                f"supported. {LEAVING_OUT}"
             )
         try:
             layout_of(tensor, ranks)
         except ValueError as error:
             raise ValueError(
                 f"{about} is {error}: supported are weights cut along one dimension by "
-                f"fully_shard, and copies of them; tensor parallel placements are not. {_REMEDY}"
+                f"fully_shard, and copies of them; tensor parallel placements are not. "
+                f"{LEAVING_OUT}"
             ) from None
     everyone = len(ranks) == dist.get_world_size()
     if not everyone and meshes[first].ndim > 1:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from spectralclip._bounds import embedding_sides
-from spectralclip._clipping import moving_names
+from spectralclip._clipping import LEAVING_OUT, moving_names
 from spectralclip._linalg import has_float64
 from spectralclip._models import FoundLayer
 from spectralclip._operators import (
@@ -254,8 +254,8 @@ def _degree(name: str, function: AffineFunction, moving: list[str]) -> float:
     if ratio <= 1.1:
         raise ValueError(
             f"Layer {name!r} cannot be held: its norm does not follow the scale of its parameters, "
-            "as with an orthogonal or spectrally normalized parametrization. Leave it out, by a "
-            "function as max_norm that returns None for it, or remove the parametrization "
-            "(torch.nn.utils.parametrize.remove_parametrizations)."
+            "as with an orthogonal or spectrally normalized parametrization. Remove the "
+            "parametrization (torch.nn.utils.parametrize.remove_parametrizations), or leave the "
+            f"layer out. {LEAVING_OUT}"
         )
     return math.log2(ratio) if ratio < math.inf else 1.0

@@ -129,7 +129,7 @@ class _Normalized(MethodState):
             if not bool(sole_module(self.layers[name]).weight.any()):
                 raise ValueError(
                     f"Layer {name!r} has a weight of zeros, which Miyato cannot divide by its "
-                    "norm: start it with other values, or leave the layer out by max_norm."
+                    "norm: start it with other values, or leave the layer out."
                 )
         for name, bound in moving.items():
             self._parametrize(name, bound)
