@@ -190,6 +190,20 @@ def test_what_makes_no_sense_is_refused(function: Any, changed: Any, told: str) 
         function(**{**asked, **changed})
 
 
+def test_no_inputs_have_no_accuracy() -> None:
+    none = torch.zeros(0, dtype=torch.long)
+    with pytest.raises(ValueError, match="at least one input"):
+        certified_accuracy(torch.zeros(0, 4), none, lipschitz=1.0, radius=0.0)
+
+
+@pytest.mark.parametrize("function", [certified_accuracy, margin_cross_entropy])
+def test_maps_of_logits_have_their_classes_last(function: Any) -> None:
+    logits, labels = torch.randn(2, 4, 3, 5), torch.randint(4, (2, 3, 5))
+    with pytest.raises(ValueError, match=r"Put the classes last: logits\.movedim\(1, -1\)"):
+        function(logits, labels, lipschitz=1.0, radius=0.5)
+    assert function(logits.movedim(1, -1), labels, lipschitz=1.0, radius=0.5) >= 0
+
+
 @pytest.mark.parametrize("function", [certified_accuracy, margin_cross_entropy])
 @pytest.mark.parametrize("name", ["logits", "labels", "lipschitz", "radius"])
 @pytest.mark.parametrize("wrong", [None, [1.0, 2.0], "none"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -103,6 +104,12 @@ def test_channels_that_fall_into_no_groups_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         module(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("module", [MaxMin, lambda dim: GroupSort(2, dim)])
+def test_an_axis_is_an_integer(module: Callable[[Any], nn.Module]) -> None:
+    with pytest.raises(ValueError, match=r"dim must be an integer.*got 1\.5"):
+        module(1.5)
 
 
 @pytest.mark.parametrize("size", [0, -2, 2.0, True])

@@ -52,7 +52,7 @@ def test_the_weight_learns_and_follows_the_parameters() -> None:
     assert list(find_layers(mix, X.double())) == ["branch"]
 
 
-@pytest.mark.parametrize("weight", [0.0, 1.0, -1, 2, math.nan])
+@pytest.mark.parametrize("weight", [0.0, 1.0, -1, 2, math.nan, "a"])
 def test_a_weight_out_of_range_is_refused(weight: float) -> None:
     with pytest.raises(ValueError, match="weight must be strictly between 0 and 1"):
         ConvexMix(nn.ReLU(), weight=weight)

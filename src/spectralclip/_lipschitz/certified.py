@@ -69,7 +69,8 @@ def certified_accuracy(
         A number, as a tensor on the device of the logits.
 
     Raises:
-        ValueError: The shapes do not fit, labels are no classes, or a number is negative.
+        ValueError: The shapes do not fit, there are no inputs, labels are no classes, or a number
+            is negative.
 
     Example:
         >>> import torch
@@ -81,6 +82,8 @@ def certified_accuracy(
     """
     threshold = _threshold(_constant(lipschitz), radius)
     labels = _checked_labels(logits, labels)
+    if labels.numel() == 0:
+        raise ValueError("certified_accuracy needs at least one input, got none.")
     full = _full(logits.detach())
     own = _own(full, labels)[..., 0]
     margin = own - full.scatter(-1, labels, -math.inf).amax(-1)
@@ -196,10 +199,12 @@ def _checked_labels(logits: Tensor, labels: Tensor) -> Tensor:
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise ValueError(f"labels must be integers, got {labels.dtype}: for one-hot rows, argmax.")
     if labels.shape != logits.shape[:-1] or labels.device != logits.device:
+        of_maps = labels.shape == logits.shape[:1] + logits.shape[2:]
+        hint = " Put the classes last: logits.movedim(1, -1)." if of_maps else ""
         raise ValueError(
             f"labels must have shape {tuple(logits.shape[:-1])}, as logits of shape "
-            f"{tuple(logits.shape)} have beside their classes, and be on {logits.device}, got "
-            f"shape {tuple(labels.shape)} on {labels.device}."
+            f"{tuple(logits.shape)} have beside their classes along the last axis, and be on "
+            f"{logits.device}, got shape {tuple(labels.shape)} on {labels.device}.{hint}"
         )
     return labels.long()[..., None]
 

@@ -22,7 +22,8 @@ from spectralclip._training.biases import Biases
 
 EVERY = 100  # steps from one reallocation of the bounds to the next
 # Shares of its bound: from which on a layer presses against it, and at which SpectralClip leaves
-# one. What grows fast is left at 0.96 or above, and is to be expected at the second later on.
+# one. What grows fast is left at 0.96 or above, and is to be expected at the second later on; only
+# weights that a step replaces are left further below.
 _PRESSES, _AT_REST = 0.95, 0.99
 # By which share of its bound a layer counts as lower each time, if it was seen higher before.
 _FORGET = 0.005

@@ -37,9 +37,9 @@ class GroupSort(nn.Module):
     def __init__(self, group_size: int, dim: int = 1) -> None:
         """Sort in groups of that size."""
         super().__init__()
-        if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
+        if not _is_whole(group_size) or group_size < 1:
             raise ValueError(f"group_size must be an integer of at least 1, got {group_size!r}.")
-        self.group_size, self.dim = group_size, dim
+        self.group_size, self.dim = group_size, _checked_dim(dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """The value with the channels of each group in descending order."""
@@ -73,7 +73,7 @@ class MaxMin(nn.Module):
     def __init__(self, dim: int = 1) -> None:
         """Compare along that axis."""
         super().__init__()
-        self.dim = dim
+        self.dim = _checked_dim(dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """The maxima, and then the minima."""
@@ -120,6 +120,16 @@ class _Sorted(Function):
 def _swapped(kept: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Two tensors, exchanged where they are not kept."""
     return torch.where(kept, first, second), torch.where(kept, second, first)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _checked_dim(dim: int) -> int:
+    if not _is_whole(dim):
+        raise ValueError(f"dim must be an integer, the axis of the channels, got {dim!r}.")
+    return dim
 
 
 def _axis(x: Tensor, dim: int, group_size: int, name: str) -> int:

@@ -40,7 +40,7 @@ class ConvexMix(nn.Module):
     ) -> None:
         """Begin with that weight."""
         super().__init__()
-        if not 0 < weight < 1:
+        if not isinstance(weight, (int, float)) or not 0 < weight < 1:
             raise ValueError(f"weight must be strictly between 0 and 1, got {weight!r}.")
         self.branch = branch
         self.shortcut = nn.Identity() if shortcut is None else shortcut
