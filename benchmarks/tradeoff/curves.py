@@ -65,6 +65,21 @@ def most_pgd(curve: Sequence[Point], test: float) -> float | None:
     return max(found, default=None)
 
 
+def leads(point: Point, rows: Sequence[Row], other: str) -> list[float]:
+    """By how much a point is above another series at equal test accuracy, seed by seed, as shares.
+
+    Each seed has a curve of its own. Seeds at which the other one is nowhere so accurate are left
+    out, and so are those that it has not been run with.
+    """
+    found = []
+    for row in point.rows:
+        same = [one for one in rows if one["task"]["seed"] == row["task"]["seed"]]
+        reached = most_pgd(points(same, other), 100 * row["accuracy"])
+        if reached is not None:
+            found.append(row["pgd"] - reached / 100)
+    return found
+
+
 @dataclass(frozen=True)
 class Figure:
     """What is asked of the curves, and what they say.

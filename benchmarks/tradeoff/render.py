@@ -7,10 +7,10 @@ from statistics import fmean
 from benchmarks.common.pages import Row, table
 from benchmarks.common.training_pages import failed_runs, machines, missing, percent
 from benchmarks.tradeoff.cells import EPOCHS, core_hours
-from benchmarks.tradeoff.curves import NOT_RUN, Point, figures, points
+from benchmarks.tradeoff.curves import NOT_RUN, Point, figures, leads, points
 from benchmarks.tradeoff.picture import is_drawable
 from benchmarks.tradeoff.recipe import Recipe
-from benchmarks.tradeoff.series import LAYER_BOUNDS, SEEDS, SERIES
+from benchmarks.tradeoff.series import LAYER_BOUNDS, PLAIN, SEEDS, SERIES
 from benchmarks.tradeoff.training import LOCAL_IMAGES, PGD_IMAGES
 
 INTRODUCTION = """\
@@ -73,6 +73,7 @@ def render(results: Row, picture: str = "../images/tradeoff.png") -> str:
         _status(results),
         _figures(train),
         f"![Test accuracy and accuracy under attack]({picture})\n" if is_drawable(results) else "",
+        _leads(train),
         _table(train),
         _rates(parts.get("rates")),
         _time(parts.get("rates"), train),
@@ -120,6 +121,34 @@ def _figures(part: Row | None) -> str:
         so_far = not figure.is_final and figure.answer != NOT_RUN
         body.append([figure.question, f"{figure.answer}{' **(so far)**' if so_far else ''}"])
     return text + table(["figure", "answer"], body)
+
+
+LEADS = """\
+## How far above
+
+By how many points the PGD accuracy of SpectralClip is above that of each other series at equal test
+accuracy or a higher one, without a norm: the mean over the seeds that both were run with, with its
+95 % interval. A dash stands where the other one is nowhere so accurate.
+"""
+
+
+def _leads(part: Row | None) -> str:
+    """Each point of ours against the curve of each other series."""
+    rows = [] if part is None else part["rows"]
+    plain = [name for name in SERIES if SERIES[name].panel == PLAIN and points(rows, name)]
+    others = [name for name in plain if not SERIES[name].is_ours]
+    own = [one for name in plain if name not in others for one in points(rows, name)]
+    if not own or not others:
+        return ""
+    body = [
+        [f"{point.bound:g}", f"{point.test:.1f}", *[_lead(leads(point, rows, n)) for n in others]]
+        for point in own
+    ]
+    return LEADS + "\n" + table(["held at", "test", *others], body)
+
+
+def _lead(found: list[float]) -> str:
+    return f"{'' if fmean(found) < 0 else '+'}{percent(found)}" if found else "-"
 
 
 def _table(part: Row | None) -> str:

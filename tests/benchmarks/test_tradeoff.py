@@ -17,7 +17,7 @@ from benchmarks.common.runs import ROOT
 from benchmarks.common.training_runs import Found
 from benchmarks.tradeoff import rates
 from benchmarks.tradeoff.cells import core_hours, order, step_seconds, tasks
-from benchmarks.tradeoff.curves import NOT_RUN, Point, figures, most_pgd
+from benchmarks.tradeoff.curves import NOT_RUN, Point, figures, leads, most_pgd
 from benchmarks.tradeoff.recipe import QUICK, Recipe, finish, network
 from benchmarks.tradeoff.render import render
 from benchmarks.tradeoff.series import NORMED, PLAIN, SERIES
@@ -206,6 +206,16 @@ def test_points_above_all_others_at_equal_test_accuracy() -> None:
     assert answers(more)[0] == "2 of 3 (L = 100, 3000)"
 
 
+def test_leads_are_taken_seed_by_seed() -> None:
+    rival = [row("Gouk", 1.0, 50 + s, 20 + s, seed=s) for s in range(2)]
+    rival += [row("Gouk", 1.5, 60 + s, 10 + s, seed=s) for s in range(2)]
+    own = Point(OURS, 300.0, tuple(row(OURS, 300.0, 55, 30, seed=s) for s in range(3)))
+    # Straight lines through (50, 20) and (60, 10), and through (51, 21) and (61, 11).
+    assert leads(own, rival, "Gouk") == pytest.approx([0.15, 0.13])
+    above = Point(OURS, 300.0, (row(OURS, 300.0, 62, 30),))
+    assert leads(above, rival, "Gouk") == []
+
+
 def test_a_point_near_the_unclipped_network() -> None:
     assert answers(plain_rows())[1].startswith("no: no point meets")
     more = [*plain_rows(), row(OURS, 1000.0, 65.5, 12)]
@@ -253,6 +263,7 @@ def test_the_page_has_intervals_and_names_what_is_missing() -> None:
     page = render({"quick": False, "parts": {"train": train}})
     # Student's interval of three numbers 1 apart: 4.3027 / sqrt(3).
     assert f"| {OURS} | 300 | 3 | 61.0 ± 2.5 | 30.0 ± 0.0 | 100 |" in page
+    assert "| 300 | 61.0 | +25.0 |" in page.split("## How far above")[1]
     assert "4 of 74 cells" in page and f"{OURS} (3 of 15)" in page and "Gouk (0 of 11)" in page
     assert NOT_RUN in page and "**(so far)**" in page
 
