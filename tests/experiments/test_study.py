@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from docs_blocks import fenced_blocks
 from experiments import data as datasets
 from experiments import registry
 from experiments.__main__ import main
+from experiments.data import Dataset
 from experiments.experiment import Cell, Context
 from experiments.store import Store
 from experiments.training import TrainConfig
@@ -143,12 +145,23 @@ def test_the_first_steps_at_the_scale_of_the_paper(
         experiment.run(cell.config, context)
 
 
+def _as_many(dataset: Dataset, images: int = 60_000) -> Dataset:
+    """The data set with its training images so often that a whole one could be taken from it."""
+    times = -(-images // len(dataset.train_images))
+    return replace(
+        dataset,
+        train_images=dataset.train_images.repeat(times, 1, 1, 1),
+        train_labels=dataset.train_labels.repeat(times),
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", _cells(training=False), ids=lambda cell: cell.id)
 def test_measurements_at_the_scale_of_the_paper_begin(
     cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    images = {name: datasets.load(STAND_INS[name]) for name in datasets.needed(cell.config)}
+    needed = datasets.needed(cell.config)
+    images = {name: _as_many(datasets.load(STAND_INS[name])) for name in needed}
     monkeypatch.setattr(training_run.datasets, "load", lambda name, folder: images[name])
     words: list[str] = []
 
