@@ -46,10 +46,9 @@ def test_processes_have_the_threads_they_were_given(
 
 FAULTS = """
 import resource, torch
-for turn in range(3):
-    if turn == 1:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    freed = [torch.ones(1 << 20) for _ in range(10)]
+for _ in range(10):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    freed = torch.ones(1 << 23)
     del freed
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
@@ -63,8 +62,8 @@ def test_memory_that_is_freed_is_kept_for_the_next_step() -> None:
         int(subprocess.run(command, env=one, check=True, capture_output=True).stdout)
         for one in (plain, {**plain, **KEEPING_MEMORY})
     )
-    # Twice ten times 4 MB, in pages of 4 KB. What is kept falls into place in these turns.
-    assert again > 15_000 and kept < again / 2
+    assert again > 5_000  # 32 MB, in pages of 4 KB
+    assert kept < 100
 
 
 @pytest.mark.parametrize(
