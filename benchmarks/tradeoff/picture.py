@@ -36,10 +36,14 @@ def draw(results: Row, path: Path) -> None:
     part = results["parts"]["train"]
     figure, panels = pyplot().subplots(1, 2, figsize=(10.5, 4.8), layout="constrained")
     for axes, panel in zip(panels, (PLAIN, NORMED), strict=True):
-        for name, series in SERIES.items():
-            curve = points(part["rows"], name) if series.panel == panel else []
-            if curve:
-                _draw_curve(axes, name, curve)
+        names = [name for name, series in SERIES.items() if series.panel == panel]
+        curves = {name: curve for name in names if (curve := points(part["rows"], name))}
+        for name, curve in curves.items():
+            _draw_curve(axes, name, curve)
+        drawn = [point for curve in curves.values() for point in curve]
+        if drawn:  # intervals of two seeds may reach far beyond all points
+            axes.set_xlim(*_around([point.test for point in drawn]))
+            axes.set_ylim(*_around([point.pgd for point in drawn]))
         axes.set_xlabel("test accuracy, %")
         axes.set_ylabel("accuracy under PGD at 2/255, %")
         axes.set_title(panel, fontsize=10)
@@ -76,6 +80,10 @@ def _draw_curve(axes: Any, name: str, curve: list[Point]) -> None:
             color=color,
             fontsize=7,
         )
+
+
+def _around(values: list[float]) -> tuple[float, float]:
+    return min(values) - 4, max(values) + 4
 
 
 def _reach(point: Point, key: str) -> float:
