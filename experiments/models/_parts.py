@@ -65,6 +65,15 @@ def shortcut(inputs: int, outputs: int, stride: int, batch_norm: bool) -> nn.Seq
     return nn.Sequential(convolution(inputs, outputs, 1), normalization(outputs, batch_norm))
 
 
+def every(stride: int, x: Tensor) -> Tensor:
+    """The pixels that a stride leaves, as means over one pixel each.
+
+    The gradient of a slice has the default layout whatever that of `x`, and slows down all that it
+    meets on its way back: by 5 % of a step of ResNet-18 (width 8) in the layout channels last.
+    """
+    return x if stride == 1 else F.avg_pool2d(x, 1, stride)
+
+
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions, and the sum of their output and the input, or the mean of both."""
 
@@ -81,5 +90,5 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         inner = F.relu(self.bn1(self.conv1(x)))
-        both = self.bn2(self.conv2(inner)) + self.shortcut(x[..., :: self.stride, :: self.stride])
+        both = self.bn2(self.conv2(inner)) + self.shortcut(every(self.stride, x))
         return F.relu(both / 2 if self.halved else both)

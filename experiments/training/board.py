@@ -40,7 +40,8 @@ class Board:
         if self._writer is None:
             return
         for key in ("loss", "train_accuracy", "test_accuracy"):
-            self._writer.add_scalar(key, epoch[key], epoch["epoch"])
+            if epoch[key] is not None:
+                self._writer.add_scalar(key, epoch[key], epoch["epoch"])
         for group in ("norms", "tracked"):
             for layer, norm in epoch[group].items():
                 self._writer.add_scalar(f"{group}/{layer}", norm, epoch["epoch"])

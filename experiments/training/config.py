@@ -49,7 +49,10 @@ _NUMBERS: dict[str, Check] = {
     **dict.fromkeys(("momentum", "weight_decay", "adam_eps"), not_negative),
     **dict.fromkeys(("seed", "held_out"), partial(whole, least=0)),
 }
-_FLAGS = ("batch_norm", "augment", "channels_last", "amp", "nesterov", "at_bound")
+_FLAGS = (
+    *("batch_norm", "augment", "channels_last", "amp", "nesterov", "at_bound"),
+    "test_epochs",
+)
 WARM_UP = 0.2  # the share of a cycle in which the learning rate rises
 
 
@@ -88,6 +91,7 @@ class TrainConfig:
         attacks: By name ("pgd", "cw"), their settings; None for no attack.
         protocol: Of the attacks; "both" reports the paper's beside that on pixels.
         measure: Whose true norms are taken after each epoch.
+        test_epochs: Whether the test set is gone through after each epoch, and not at the end only.
         channels_last: The layout of images and weights in memory; often faster.
         amp: Compute forward passes in bfloat16 where that is safe. Results differ by more than
             rounding then, so that no grid of the study does.
@@ -123,6 +127,7 @@ class TrainConfig:
     attacks: Attacks | None = None
     protocol: Protocol = "pixels"
     measure: Measure = "layers"
+    test_epochs: bool = True
     channels_last: bool = False
     amp: bool = False
 

@@ -123,7 +123,9 @@ def _epoch(run: Run) -> dict[str, Any]:
         "epoch": epoch + 1,
         "loss": losses / seen,
         "train_accuracy": right / seen,
-        "test_accuracy": test_accuracy(run.model, run.data, config, group),
+        "test_accuracy": test_accuracy(run.model, run.data, config, group)
+        if config.test_epochs
+        else None,
         "norms": true_norms(run.model, run.layers),
         "tracked": {n: float(x) for each in run.attachments for n, x in each.norms().items()},
     }
