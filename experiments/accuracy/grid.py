@@ -52,13 +52,11 @@ UNHELD_SCALE = 10.0  # of the scores by that recipe, where no method holds the n
 ROWS: dict[str, dict[str, Any]] = {
     "spectral_clip_network": {"method": "spectral_clip", "max_lipschitz": 300.0},
     "spectral_clip_center": {
-        **BOUNDED_RECIPE,
         "method": "spectral_clip",
         "norm": "center",
         "max_lipschitz": 1e4,
     },
     "spectral_clip_scalar": {
-        **BOUNDED_RECIPE,
         "method": "spectral_clip_conv_bn",
         "norm": "scalar",
         "max_lipschitz": 1e4,

@@ -19,9 +19,13 @@ SEED = 100  # none of those that are trained with
 # By recipe and optimizer, around what the paper, or the recipe for bounds, has.
 SGD_RATES, ADAM_RATES = (0.05, 0.1, 0.2), (3e-4, 1e-3, 3e-3)
 UNNORMED_SGD_RATES, BOUNDED_RATES = (0.01, 0.03, 0.1), (8e-4, 2e-3, 5e-3)
-# Of the table on batch norms.
-OTHERS = (
-    "spectral_clip_conv_bn",
+COMPOSED = "spectral_clip_conv_bn"
+# Of the table on batch norms, by the recipe for bounds.
+OF_BATCH_NORMS = (
+    "none",
+    *CLAMPED,
+    "spectral_clip+bn",
+    COMPOSED,
     "spectral_clip_center",
     "spectral_clip_scalar",
 )
@@ -43,7 +47,7 @@ class Search:
 
     def rates(self, optimizer: str) -> tuple[float, ...]:
         """Those that are tried."""
-        if self.recipe == BOUNDED or self.method.endswith(("_center", "_scalar")):
+        if self.recipe == BOUNDED:
             return BOUNDED_RATES
         if optimizer == "adam":
             return ADAM_RATES
@@ -58,12 +62,10 @@ def searches() -> list[Search]:
         for batch_norm, recipe in ((True, PAPER), (False, BOUNDED), (False, PAPER))
         for method in METHODS
     ]
-    others = [Search("cifar10", True, PAPER, method) for method in OTHERS]
-    clamped = [
-        Search("cifar10", True, BOUNDED, method) for method in (*CLAMPED, "spectral_clip+bn")
-    ]
+    composed = Search("cifar10", True, PAPER, COMPOSED)
+    batch_norms = [Search("cifar10", True, BOUNDED, method) for method in OF_BATCH_NORMS]
     network = Search("cifar10", False, BOUNDED, "spectral_clip_network")
-    return [*every, *others, *clamped, network]
+    return [*every, composed, *batch_norms, network]
 
 
 def grid(scale: Scale) -> list[Config]:
