@@ -129,10 +129,10 @@ def true_norm(
 
 
 def _largest(precise: PlainOperator, coarse: PlainOperator, tol: float, seed: int) -> TrueNorm:
-    gram = _as_scipy(coarse)
-    start = np.random.default_rng(seed).standard_normal(precise.side).astype(gram.dtype)
-    if not (gram @ start).any():  # of a random vector: the map is zero, on which ARPACK gives up
+    gram, scale = _as_scipy(coarse)
+    if not scale:  # the map is zero, on which ARPACK gives up
         return TrueNorm(0.0, 0.0)
+    start = np.random.default_rng(seed).standard_normal(precise.side).astype(gram.dtype)
     _, vectors = eigsh(gram, 1, which="LA", v0=start, ncv=BASIS, tol=tol)
     vector = torch.from_numpy(np.ascontiguousarray(vectors.T)).double()
     vector = vector / vector.norm()
@@ -158,10 +158,12 @@ def leading_values(layer: Any, in_shape: Shape, count: int, *, polish: bool = Tr
     precise = PlainOperator(layer, in_shape)
     if precise.side <= DENSE_SIDE_OF_SPECTRA:
         return np.asarray(np.sqrt(_dense_eigenvalues(precise)[:count].clip(0.0)))
-    coarse = PlainOperator(layer, in_shape, next(layer.parameters()).dtype)
-    found, vectors = _leading_pairs(_as_scipy(coarse), count)
-    squares = _polished(_as_scipy(precise), vectors) if polish else found
-    return np.asarray(np.sqrt(squares[:count]))
+    gram, scale = _as_scipy(PlainOperator(layer, in_shape, next(layer.parameters()).dtype))
+    found, vectors = _leading_pairs(gram, count)
+    if polish:
+        gram, scale = _as_scipy(precise)
+        found = _polished(gram, vectors)
+    return np.asarray(np.sqrt(scale * found[:count]))
 
 
 def _dense_eigenvalues(operator: PlainOperator) -> Array:
@@ -177,8 +179,12 @@ def _pointwise_values(conv: nn.Conv2d, in_shape: Shape) -> Array:
     return np.repeat(values, positions)
 
 
-def _as_scipy(operator: PlainOperator) -> Any:
-    """The Gram matrix for SciPy."""
+def _as_scipy(operator: PlainOperator) -> tuple[Any, float]:
+    """The Gram matrix for SciPy over a scale, and the scale: that of what a random vector becomes.
+
+    ARPACK's tolerance is not relative for values below 4e-11, and the squares of a layer whose
+    weights have decayed may be below.
+    """
 
     def apply(columns: NDArray[Any]) -> NDArray[Any]:
         rows = torch.from_numpy(np.ascontiguousarray(columns.reshape(operator.side, -1).T))
@@ -187,7 +193,10 @@ def _as_scipy(operator: PlainOperator) -> Any:
 
     dtype = torch.empty(0, dtype=operator.dtype).numpy().dtype
     shape = (operator.side, operator.side)
-    return LinearOperator(shape, matvec=apply, matmat=apply, dtype=dtype)
+    gram = LinearOperator(shape, matvec=apply, matmat=apply, dtype=dtype)
+    start = np.random.default_rng(0).standard_normal(operator.side).astype(dtype)
+    scale = float(np.linalg.norm(gram @ start) / np.linalg.norm(start))
+    return gram * dtype.type(1.0 / (scale or 1.0)), scale
 
 
 def _leading_pairs(gram: Any, count: int) -> tuple[Array, NDArray[Any]]:

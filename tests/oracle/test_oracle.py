@@ -101,6 +101,20 @@ def test_leading_values_are_those_of_the_matrix(
         np.testing.assert_allclose(found, expected, rtol=1e-8 if polish else 1e-5)
 
 
+def test_values_of_decayed_weights_are_as_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(krylov, "DENSE_SIDE_OF_SPECTRA", 0)
+    layer = nn.Conv2d(3, 8, 3, padding=1)
+    expected = 1e-8 * oracle.dense_norm(layer, (3, 14, 14))
+    leading = 1e-8 * oracle.singular_values(layer, (3, 14, 14))[:3]
+    with torch.no_grad():
+        layer.weight *= 1e-8
+    found = oracle.true_norm(layer, (3, 14, 14))
+    assert found.value == pytest.approx(expected, rel=1e-6) and found.residual < 1e-5
+    for polish, digits in ((True, 1e-8), (False, 1e-5)):
+        values = oracle.leading_values(layer.double(), (3, 14, 14), 3, polish=polish)
+        np.testing.assert_allclose(values, leading, rtol=10 * digits)
+
+
 def test_a_layer_of_zeros_and_one_that_is_not_finite() -> None:
     layer = nn.Linear(500, 450)
     nn.init.zeros_(layer.weight)
