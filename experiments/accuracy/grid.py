@@ -124,7 +124,7 @@ SIZES: dict[Scale, Size] = {
     # One cycle of the rate and all images: most of the accuracy comes while the rate falls.
     "desk": Size(
         width=8,
-        epochs={"mnist": 4, "cifar10": 8},
+        epochs={"mnist": 4, "cifar10": 10},
         train_images=None,
         test_images=None,
         batch=128,

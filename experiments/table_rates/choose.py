@@ -1,18 +1,20 @@
 """Takes the best rate of each search: `python -m experiments.table_rates.choose`.
 
-The best is the one with the highest accuracy on the images that were held out; of equals, the
-lowest. A search counts when all of its runs are there; of others the file keeps what it has.
+That is the highest one whose accuracy on the images that were held out is within a standard error
+of the best. So few images do not tell these apart, and of equals in one epoch the larger step did
+better in ten. A search counts when all of its runs are there; of others the file keeps what it has.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from experiments.accuracy.rates import FILE
 from experiments.experiment import Record, Scale
 from experiments.store import Store, default_folder
-from experiments.table_rates.grid import grid
+from experiments.table_rates.grid import HELD_OUT, grid
 
 SCALE: Scale = "desk"
 
@@ -37,7 +39,14 @@ def chosen(records: Sequence[Record]) -> dict[str, float]:
         wanted.setdefault(config["search"], set()).add(config["lr"])
     found = by_search(records)
     complete = [key for key, rates in wanted.items() if rates <= set(found.get(key, {}))]
-    return {key: max(found[key], key=lambda rate: (found[key][rate], -rate)) for key in complete}
+    return {key: best(found[key]) for key in complete}
+
+
+def best(accuracies: Mapping[float, float]) -> float:
+    """The highest rate within a standard error, of a difference, of the best accuracy."""
+    highest = max(accuracies.values())
+    error = math.sqrt(2 * highest * (1 - highest) / HELD_OUT) if highest > 0 else 0.0
+    return max(rate for rate, found in accuracies.items() if found >= highest - error)
 
 
 def main() -> None:

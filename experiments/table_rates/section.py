@@ -11,8 +11,9 @@ from experiments.table_rates.choose import by_search
 
 INTRODUCTION = (
     "Each method is trained with three learning rates for one epoch, with the whole schedule, on "
-    "all training images but 5,000. The rate with the highest accuracy on these is the one that "
-    "its trainings have at the scale desk. Test images were not looked at."
+    "all training images but 5,000. The highest rate whose accuracy on these is within a standard "
+    "error of the best is the one that its trainings have at the scale desk. Test images were not "
+    "looked at."
 )
 
 
