@@ -42,8 +42,14 @@ class ProcessGroup:
         if not dist.is_initialized():
             backend = "nccl" if device.startswith("cuda") else "gloo"
             dist.init_process_group(backend, timeout=PATIENCE)
-            atexit.register(_leave)  # a process may train one model after the other
+            atexit.register(cls.leave)  # a process may train one model after the other
         return cls(dist.get_rank(), dist.get_world_size(), torch.device(device))
+
+    @staticmethod
+    def leave() -> None:
+        """Leave the other processes."""
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
 
     def share(self, *batch: Tensor) -> list[Tensor]:
         """This process's part of a batch."""
@@ -80,8 +86,3 @@ class ProcessGroup:
         """Until all are here."""
         if self.size > 1:
             dist.barrier()
-
-
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()

@@ -229,9 +229,13 @@ def test_theme(show: Any) -> None:
     system_theme(browser, "light")
     button.click()
     assert button.text.endswith("Dark") and background(browser) == colours["dark"]
-    browser.refresh()  # and the choice is remembered
-    drawn(browser)
-    assert background(browser) == colours["dark"]
+
+    def is_remembered(driver: Any) -> bool:
+        driver.refresh()
+        drawn(driver)
+        return background(driver) == colours["dark"]
+
+    WebDriverWait(browser, 10).until(is_remembered)  # a busy browser stores it a little later
 
 
 @pytest.mark.parametrize("name", ["audit", "comparison", "nasty"])
