@@ -63,7 +63,8 @@ class Lanczos(Solver):
 
     Attributes:
         basis: Most vectors kept (for k > 1, each with its image under `M^T M`); by default
-            128 for k = 1, and 3 to 5 blocks for more, depending on the tolerance.
+            128 for k = 1, and for more 3 blocks where the block is wide or the tolerance is
+            rough, else 5.
         oversampling: How much wider than k the block is; by default 3, or 3 k / 10 if more.
         max_matvecs: Budget of single products with `M` or `M^T`; by default
             1000 + 200 k.
@@ -173,7 +174,8 @@ class Lanczos(Solver):
         """
         n, (asked, k) = op.shape[1], counts
         budget = self._budget(asked)
-        blocks = KRYLOV.rough_blocks if rule.tol >= KRYLOV.rough_tol else KRYLOV.fine_blocks
+        few = rule.tol >= KRYLOV.rough_tol or rule.wide == 1
+        blocks = KRYLOV.few_blocks if few else KRYLOV.many_blocks
         basis = self.basis or max(8 * blocks, blocks * width)
         room = min(n, max(basis, width + k, rows.shape[0] + 1))
         space = Subspace(op, room, width, rule, generator, num_matvecs)

@@ -40,8 +40,8 @@ class StoppingRule(NamedTuple):
     it is about `r^2 / gap / (2 theta)`, which is far smaller (Kato and Temple). The gap is
     read off the Ritz values and may be too large while the rest is still hidden; so the
     second estimate counts only when `linear` is below `safety * tol^(3/4)`, half-way between
-    what the two would ask for. A wide block may stop at `0.17 sqrt(tol)` and at twice the
-    estimate. The page on solvers in the documentation says how often this fails.
+    what the two would ask for; in a wide block, below `0.17 sqrt(tol)`. The page on solvers in
+    the documentation says how often this fails.
     """
 
     tol: float
@@ -75,12 +75,13 @@ class StoppingRule(NamedTuple):
         return residual <= ROUNDING * self.eps * largest
 
     @property
-    def _wide(self) -> float:
+    def wide(self) -> float:
+        """How wide the block is, from 0 to 1."""
         return min(max(self.width / STOPPING.wide_from - 1, 0.0), 1.0)
 
     @property
     def _limit(self) -> float:
-        wide = self._wide * STOPPING.wide * math.sqrt(self.tol)
+        wide = self.wide * STOPPING.wide * math.sqrt(self.tol)
         return max(self.safety * math.pow(self.tol, 0.75), wide)
 
     def _linear_and_best(
@@ -90,4 +91,4 @@ class StoppingRule(NamedTuple):
         scale = 2 * theta.clamp_min(tiny)
         linear = residual / scale
         gap = (theta - separated_from).clamp_min(tiny)
-        return linear, torch.minimum(linear, residual**2 / gap / scale) / (1 + self._wide)
+        return linear, torch.minimum(linear, residual**2 / gap / scale)

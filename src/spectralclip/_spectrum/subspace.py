@@ -34,9 +34,12 @@ class KrylovConstants(NamedTuple):
     probe_steps: int = 10
     # Vectors that a run for one value keeps before it restarts; to 1e-6 it takes 66 at most.
     single_basis: int = 128
-    rough_tol: float = 5e-3  # from this accuracy on `rough_blocks` are kept, else `fine_blocks`
-    rough_blocks: int = 3  # five of them save no pair for 5 values to 1e-2, and take longer
-    fine_blocks: int = 5  # three of them take 176 pairs for 5 values to 1e-3, five 155
+    # How many blocks are kept. Three of them take 176 pairs for 5 values to 1e-3, five 155; to
+    # `rough_tol` five save no pair. Of a wide block five save 3 to 12 % of the pairs, and take
+    # longer by a sixth to a quarter: most of the work is done on the basis then.
+    many_blocks: int = 5
+    few_blocks: int = 3
+    rough_tol: float = 5e-3
     # Residuals near rounding have arrived once they stop shrinking by this factor, so many times in
     # a row; how small they become depends on the layer (0.3 to 8 eps times the largest value).
     shrinks: float = 0.7
