@@ -29,7 +29,7 @@ class Size:
 TIMINGS: dict[Scale, Size] = {
     "smoke": Size(1, 2, 8, 1),
     "laptop": Size(3, 100, 32, 3),
-    "desk": Size(10, 100, 32, 6),
+    "desk": Size(10, 100, 32, 12),
     "paper": Size(10, 100, 128, 3),
 }
 
