@@ -33,3 +33,5 @@ def test_large_1x1_convolution_is_its_matrix_many_times() -> None:
         assert_values(found.S, expected[:3], 1e-3)
         rows = flat(found.V)
         np.testing.assert_allclose(rows @ rows.T, np.eye(3), atol=1e-5)
+    many = svds(conv, (40, 20, 20), 30, solver=Lanczos())  # of a block that is wide
+    assert_values(many.S, expected[:30], 1e-3)
