@@ -13,7 +13,7 @@ def grid(scale: Scale) -> list[Config]:
     """A cell for each k and seed: all methods one after the other, on the same layer."""
     counts: Sequence[int] = COUNTS
     sizes: dict[str, float] = {"channels": 32, "side": 32, "iterations": 100}
-    seeds = 5
+    seeds = 10 if scale == "desk" else 5
     if scale == "smoke":
         counts, seeds, sizes = (1, 10), 2, {"channels": 4, "side": 8, "iterations": 10}
     if scale == "paper":
