@@ -35,8 +35,8 @@ class KrylovConstants(NamedTuple):
     # Vectors that a run for one value keeps before it restarts; to 1e-6 it takes 66 at most.
     single_basis: int = 128
     # How many blocks are kept. Three of them take 176 pairs for 5 values to 1e-3, five 155; to
-    # `rough_tol` five save no pair. Of a wide block five save 3 to 12 % of the pairs, and take
-    # longer by a sixth to a quarter: most of the work is done on the basis then.
+    # `rough_tol` five save no pair. Of a wide block five save 1 to 13 % of the pairs, and take up
+    # to two fifths longer (dense layers: from a tenth less): most of the work is on the basis then.
     many_blocks: int = 5
     few_blocks: int = 3
     rough_tol: float = 5e-3
